@@ -323,13 +323,21 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     warmup_frac: Fraction
     """Share of the token budget over which the learning rate rises."""
     final_learning_rate_frac: Fraction
-    """Learning rate at the end of the cosine, as a share of the peak."""
+    """Learning rate at the end of the budget, as a share of the peak."""
     fresh_moment_steps: Annotated[int, Meta(ge=0, le=10_000)]
     """Local steps over which a learner with fresh optimizer moments ramps up."""
     moments: Literal["fresh", "peer"] = "fresh"
     """What a (re)started learner's optimizer begins with: nothing, or the state of another."""
     muon_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.95
     """With `muon`: memory of the gradients of hidden matrices."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """How the rate falls behind the warm-up: along a cosine, or flat and at the end straight down
+    (warmup-stable-decay, arXiv 2404.06395)."""
+    decay_frac: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.2
+    """With `wsd`: share of the token budget over which it falls."""
+    z_loss: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Weight beside each token's cross-entropy of the square of the logarithm of what its softmax
+    divides by, which keeps logits small (PaLM, arXiv 2204.02311)."""
 
     @property
     def bounds_moments(self) -> bool:

@@ -54,6 +54,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compile: Annotated[
         bool, _about("", "Let torch.compile speed up the model; skipped where it fails.")
     ] = False
+    checkpoint_activations: Annotated[
+        bool,
+        _about("", "Compute activations twice, to save memory; on by itself where one must."),
+    ] = False
     base_in_4_bits: Annotated[
         bool,
         _about("", "Hold an adapter's frozen model in 4 bits, by bitsandbytes; measures nothing."),

@@ -104,6 +104,7 @@ def trainer_configuration(
         trainer=trainer,
         compiles=owner.learner.compile,
         base_in_4_bits=owner.learner.base_in_4_bits,
+        checkpoints_activations=owner.learner.checkpoint_activations,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,
         seed_salt=int.from_bytes(identity.key[:6], "big"),

@@ -58,6 +58,8 @@ class BuiltinTrainer:
         self.positions = positions
         self._tell = tell
         self._forward: Forward = self.model
+        self.is_checkpointed = False
+        """Activations are computed again in the backward pass."""
         self.objective = objective
         self.optimizer = make_optimizer(self.model, inner)
         self._group: RankGroup | None = None
@@ -149,18 +151,38 @@ class BuiltinTrainer:
     def _make_do(self, error: RuntimeError | MemoryError) -> None:
         """Goes on with less, and says so; raises `error` again where there is nothing to spare."""
         if is_out_of_memory(error):
-            if self.micro_batch == 1:
+            if self.micro_batch > 1:
+                self.micro_batch = (self.micro_batch + 1) // 2
+                how = f"with a micro-batch of {self.micro_batch}"
+            elif self.checkpoint_activations():
+                how = "and computes activations again in the backward pass, to save memory"
+            else:
                 raise error
-            self.micro_batch = (self.micro_batch + 1) // 2
-            self._tell(
-                f"memory ran out; the trainer continues with a micro-batch of {self.micro_batch}"
-            )
+            self._tell(f"memory ran out; the trainer continues {how}")
         elif self._forward is not self.model:
             self._forward = self.model
             words = " ".join(str(error).split())[:200]
             self._tell(f"torch.compile failed; continuing without it ({words})")
         else:
             raise error
+
+    def checkpoint_activations(self) -> bool:
+        """Activations are computed again in backward passes from now on, where they were kept:
+        less memory, the same gradients, about a third more time (arXiv 1604.06174).
+
+        False where nothing changes: the model cannot, or does so already.
+        """
+        if self.is_checkpointed or not getattr(
+            self.model, "supports_gradient_checkpointing", False
+        ):
+            return False
+        # Newer versions of `transformers` call it by another name.
+        is_new = hasattr(self.model, "activation_checkpointing_enable")
+        word = "activation" if is_new else "gradient"
+        enable: Callable[..., None] = getattr(self.model, f"{word}_checkpointing_enable")
+        enable(**{f"{word}_checkpointing_kwargs": {"use_reentrant": False}})
+        self.is_checkpointed = True
+        return True
 
     def compile(self) -> None:
         """Forward and backward passes are compiled from now on; by torch, at the first one."""
@@ -296,7 +318,13 @@ def builtin_loop(
     adjustments: list[str] = []
     if objective is None:
         tokens = reader.sample_tokens or 1
-        objective = next_token(model, vocabulary=2, sequence_tokens=tokens, documents=documents)
+        objective = next_token(
+            model,
+            vocabulary=2,
+            sequence_tokens=tokens,
+            documents=documents,
+            z_loss=inner.z_loss,
+        )
     if loss_sum is not None:
         objective = dataclasses.replace(objective, lowered=loss_sum, measured=loss_sum)
     trainer = BuiltinTrainer(

@@ -235,13 +235,19 @@ def learning_rate(inner: InnerSpec, *, progress: float, local_step: int) -> floa
     if progress < inner.warmup_frac:
         share = WARMUP_FLOOR_FRAC + (1.0 - WARMUP_FLOOR_FRAC) * progress / inner.warmup_frac
     else:
-        span = max(1.0 - inner.warmup_frac, 1e-9)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (progress - inner.warmup_frac) / span)))
         floor = inner.final_learning_rate_frac
-        share = floor + (1.0 - floor) * cosine
+        share = floor + (1.0 - floor) * _left(inner, progress)
     fresh = inner.fresh_moment_steps
     ramp = min(1.0, (local_step + 1) / fresh) if fresh else 1.0
     return inner.learning_rate * share * ramp
+
+
+def _left(inner: InnerSpec, progress: float) -> float:
+    """How much of the rate's way down is left, from 1 to 0."""
+    if inner.schedule == "wsd":
+        return min(1.0, max(0.0, 1.0 - progress) / inner.decay_frac)
+    span = max(1.0 - inner.warmup_frac, 1e-9)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (progress - inner.warmup_frac) / span)))
 
 
 def make_accelerator(device: str | None) -> accelerate.Accelerator:

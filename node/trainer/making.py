@@ -60,6 +60,8 @@ def builtin(start: Start) -> BuiltinTrainer:
         positions=architectures.positions_max(network.config),
         tell=start.tell,
     )
+    if machine.checkpoints_activations:
+        trainer.checkpoint_activations()
     if machine.micro_batch is None:
         with start.phase("dry step"):
             largest = trainer.micro_batch
@@ -105,6 +107,7 @@ def _objective(start: Start, network: torch.nn.Module) -> Objective:
         vocabulary=start.vocabulary_size,
         sequence_tokens=tokens,
         documents=genesis.documents,
+        z_loss=start.inner.z_loss,
     )
 
 

@@ -96,7 +96,9 @@ def _tried(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> 
             del moments
             return wanted
         except (RuntimeError, MemoryError) as error:
-            if wanted == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
+                raise
+            if wanted == 1 and not trainer.checkpoint_activations():
                 raise
         moments = []
         wanted = (wanted + 1) // 2
@@ -129,6 +131,8 @@ def _computed(
     if room_bytes is not None:
         free = min(free, room_bytes - before)
     free -= 2 * weights  # The moments, to come.
+    if each > free and trainer.checkpoint_activations():
+        return _computed(trainer, dry, wanted, room_bytes, ranks)
     return wanted if not each else max(1, min(wanted, int(free // each)))
 
 
@@ -161,6 +165,7 @@ def _facts(trainer: BuiltinTrainer, genesis: Genesis) -> dict[str, str]:
         "precision": trainer.accelerator.mixed_precision,
         "torch": str(torch.__version__),
         "compiled": str(trainer.is_compiled),
+        "checkpointed": str(trainer.is_checkpointed),
     }
     if trainer.device.type == "cuda":
         properties = torch.cuda.get_device_properties(trainer.device)

@@ -58,11 +58,16 @@ class Objective:
 
 
 def next_token(
-    model: nn.Module, *, vocabulary: int, sequence_tokens: int, documents: DocumentRule = None
+    model: nn.Module,
+    *,
+    vocabulary: int,
+    sequence_tokens: int,
+    documents: DocumentRule = None,
+    z_loss: float = 0.0,
 ) -> Objective:
     """Each token given those before it, of sequences [n, sequence_tokens + 1]."""
     reading = apart if documents == "separate" else _as_it_is
-    lowered = objective_of(model)
+    lowered = objective_of(model, z_loss)
 
     def blank(count: int) -> Samples:
         size = (count, sequence_tokens + 1)
@@ -150,26 +155,35 @@ def cross_entropy_sum(model: Forward, sequences: Tensor) -> Tensor:
     return _summed(model(input_ids=inputs_of(sequences), use_cache=False).logits, sequences)
 
 
-def objective_of(model: nn.Module) -> LossSum:
+def objective_of(model: nn.Module, z_loss: float = 0.0) -> LossSum:
     """What training of a decoder lowers: cross-entropy of each token, and for each of them the
-    auxiliary loss.
+    auxiliary loss of its router, where it has one, and the z-loss, weighed by `z_loss`.
 
     The auxiliary loss is a mean over the tokens of one pass, so it depends a little on how a batch
     is cut into passes.
     """
     coefficient = router_coefficient(model)
-    if not coefficient:
+    if not coefficient and not z_loss:
         return cross_entropy_sum
+    router = {"output_router_logits": True} if coefficient else {}
 
-    def with_router(forward: Forward, sequences: Tensor) -> Tensor:
-        output = forward(input_ids=inputs_of(sequences), use_cache=False, output_router_logits=True)
+    def with_more(forward: Forward, sequences: Tensor) -> Tensor:
+        output = forward(input_ids=inputs_of(sequences), use_cache=False, **router)
         loss = _summed(output.logits, sequences)
-        if not isinstance(output.aux_loss, Tensor):
-            return loss  # A model of this kind without a single layer of experts.
-        tokens = int((sequences[:, 1:] >= 0).sum())
-        return loss + coefficient * tokens * output.aux_loss.float()
+        if z_loss:
+            loss = loss + z_loss * _denominators(output.logits, sequences).square().sum()
+        # A model of this kind may have not a single layer of experts.
+        if coefficient and isinstance(output.aux_loss, Tensor):
+            tokens = int((sequences[:, 1:] >= 0).sum())
+            loss = loss + coefficient * tokens * output.aux_loss.float()
+        return loss
 
-    return with_router
+    return with_more
+
+
+def _denominators(logits: Tensor, sequences: Tensor) -> Tensor:
+    """Of each learned token, the logarithm of what its softmax divides by, in f32."""
+    return logits.float().logsumexp(dim=-1)[sequences[:, 1:] >= 0]
 
 
 def router_coefficient(model: nn.Module) -> float:

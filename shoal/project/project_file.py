@@ -113,7 +113,12 @@ def parse(text: str, path: Path) -> ProjectFile:
         **_model(tables["model"], place.below("model"), path),
         **_data(tables["data"], place.below("data"), path),
         inner=specs.InnerSpec(
-            **toml.read_table(tables["training"], specs.InnerSpec, place.below("training"))
+            **toml.read_table(
+                tables["training"],
+                specs.InnerSpec,
+                place.below("training"),
+                optional=("schedule", "decay_frac", "z_loss"),
+            )
         ),
         outer=specs.OuterSpec(
             **toml.read_table(

@@ -159,6 +159,19 @@ SECTIONS = (
                 "another learner's",
             ),
             Line("muon_momentum", 0.95, "for muon: memory of the gradients"),
+            Line(
+                "schedule",
+                "cosine",
+                "how the rate falls: cosine; or wsd, flat and straight down at the end, for a run "
+                "whose end is not known yet",
+            ),
+            Line("decay_frac", 0.2, "for wsd: share of the token budget in which it falls"),
+            Line(
+                "z_loss",
+                0.0,
+                "weight of a term that keeps logits small, for long runs of large models: 0.0001; "
+                "0: none",
+            ),
         ),
     ),
     Section(

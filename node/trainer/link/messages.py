@@ -99,6 +99,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     or Shoal's own."""
     base_in_4_bits: bool = False
     """Whether the frozen base of an adapter is held so."""
+    checkpoints_activations: bool = False
+    """Whether activations are computed again in the backward pass from the start."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):

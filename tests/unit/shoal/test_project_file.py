@@ -415,6 +415,18 @@ def test_a_file_from_before_the_moving_average_has_none():
     assert parse(TEXT[:start] + TEXT[end:], PATH).outer.ema == 0.0
 
 
+def test_a_file_from_before_schedules_has_a_cosine_and_no_z_loss():
+    left = [
+        line
+        for line in TEXT.splitlines()
+        if not line.startswith(("schedule = ", "decay_frac = ", "z_loss = "))
+    ]
+    assert len(left) == len(TEXT.splitlines()) - 3
+    inner = parse("\n".join(left), PATH).inner
+    assert (inner.schedule, inner.z_loss) == ("cosine", 0.0)
+    assert parse(TEXT.replace('"cosine"', '"wsd"'), PATH).inner.schedule == "wsd"
+
+
 def test_durability_may_be_left_out_and_is_standby_then():
     assert parse(TEXT, PATH).durability == "standby"
     start, end = TEXT.index("# What must happen before"), TEXT.index("# Who may take part")

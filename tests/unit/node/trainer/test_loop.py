@@ -110,6 +110,20 @@ def test_the_learning_rate_rises_falls_and_ramps():
     assert learning_rate(full, progress=1.0, local_step=9) == full.learning_rate
 
 
+def test_the_learning_rate_may_stay_and_fall_at_the_end():
+    stable = msgspec.structs.replace(INNER, schedule="wsd", decay_frac=0.25)
+
+    def rate(progress, inner=stable):
+        return learning_rate(inner, progress=progress, local_step=99) / INNER.learning_rate
+
+    assert rate(0.05) == pytest.approx((1 + WARMUP_FLOOR_FRAC) / 2)
+    assert [rate(at) for at in (0.1, 0.5, 0.75)] == pytest.approx([1.0, 1.0, 1.0])
+    assert rate(0.875) == pytest.approx(0.55)
+    assert rate(1.0) == rate(1.5) == pytest.approx(0.1)
+    all_of_it = msgspec.structs.replace(stable, decay_frac=1.0, final_learning_rate_frac=0.0)
+    assert rate(0.75, all_of_it) == pytest.approx(0.25)
+
+
 def test_every_step_counts_the_same_tokens_and_learns():
     loop = make_loop()
     loop.progress = 0.1

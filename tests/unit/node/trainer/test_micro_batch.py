@@ -8,9 +8,10 @@ import torch
 from node.trainer import builtin, micro_batch
 from node.trainer.failures import StepAbandoned
 from node.trainer.micro_batch import FILE, KEPT_MAX, Fit, even, fit, recall, remember
+from node.trainer.model import build_model, describe_model
 from node.trainer.objective import cross_entropy_sum
 from tests.support.tiny_loop import GENESIS, make_loop, weights_of
-from tests.support.tiny_project import INNER
+from tests.support.tiny_project import CONFIG, INNER
 
 EIGHT = msgspec.structs.replace(INNER, batch_sequences=8)
 
@@ -56,6 +57,59 @@ def test_memory_that_runs_out_in_a_step_halves_the_micro_batch_and_loses_nothing
 def test_one_sequence_that_does_not_fit_is_out_of_memory():
     with pytest.raises(torch.OutOfMemoryError):
         make_loop(loss_sum=Narrow(0)).step()
+
+
+class Holding:
+    """A device that holds one sequence, if its activations are not kept."""
+
+    def __init__(self):
+        self.trainer = None
+
+    def __call__(self, model, piece):
+        if len(piece) > 1 or not self.trainer.is_checkpointed:
+            raise torch.OutOfMemoryError("out of memory")
+        return cross_entropy_sum(model, piece)
+
+
+def test_one_sequence_that_does_not_fit_is_tried_without_keeping_activations():
+    holding = Holding()
+    short = make_loop(inner=EIGHT, loss_sum=holding)
+    holding.trainer = short.trainer
+    given = make_loop(inner=EIGHT, micro_batch=1)
+    assert losses(short) == losses(given)
+    assert torch.equal(weights_of(short), weights_of(given)), "the same gradients"
+    assert short.take_adjustments()[-1] == (
+        "memory ran out; the trainer continues and computes activations again in the backward"
+        " pass, to save memory"
+    )
+    assert not short.trainer.checkpoint_activations(), "it does already"
+
+
+def test_without_kept_activations_a_pass_takes_less_memory():
+    deep = dict(CONFIG, num_hidden_layers=12)
+    sizes = []
+    for checkpointed in (False, True):
+        model = build_model(describe_model("LlamaForCausalLM", deep), seed=1)
+        one = make_loop(model=model)
+        assert not checkpointed or one.trainer.checkpoint_activations()
+        held: dict[int, int] = {}
+
+        def keep(tensor, held=held):
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            samples = torch.from_numpy(one.reader.take(4))
+            loss = one.trainer.objective.lowered(one.trainer.model, samples)
+        sizes.append(sum(held.values()))
+        loss.backward()
+    assert sizes[1] < 0.4 * sizes[0]
+
+
+def test_a_model_that_cannot_keeps_its_activations():
+    one = make_loop()
+    one.trainer.model = torch.nn.Linear(2, 2)
+    assert not one.trainer.checkpoint_activations()
 
 
 def test_a_bug_in_a_step_is_no_reason_to_go_on():
@@ -139,6 +193,17 @@ def test_an_accelerator_is_tried_from_the_largest_down_and_remembered(monkeypatc
     )
     assert fit(one.trainer, other, folder=tmp_path, room_bytes=None, ranks=1) == 2
     assert narrow.seen != []
+
+
+def test_on_a_processor_too_small_for_one_sequence_activations_are_not_kept(monkeypatch, tmp_path):
+    one = make_loop(inner=EIGHT)
+    taken = iter([0, 1000, 0, 100])
+    monkeypatch.setattr(micro_batch, "_reset_peak", lambda: next(taken))
+    monkeypatch.setattr(micro_batch, "_kib", lambda name: next(taken))
+    weights = sum(parameter.nbytes for parameter in one.trainer.model.parameters())
+    room = 500 + 2 * weights
+    assert fit(one.trainer, GENESIS, folder=tmp_path, room_bytes=room, ranks=1) == 5
+    assert one.trainer.is_checkpointed
 
 
 def test_the_newest_fits_are_kept_and_a_damaged_file_is_begun_anew(tmp_path):

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from node.trainer.model import FragmentView, build_model, describe_model
-from node.trainer.objective import cross_entropy_sum, objective_of, router_coefficient
+from node.trainer.objective import (
+    cross_entropy_sum,
+    inputs_of,
+    next_token,
+    objective_of,
+    router_coefficient,
+)
 from protocol.fragments import build_layout
 from tests.support.tiny_loop import make_loop
 from tests.support.tiny_project import CONFIG
@@ -52,6 +58,32 @@ def test_the_loss_of_a_mixture_of_experts_is_that_of_transformers(model_type, co
     ours.backward()
     routers = [one for name, one in model.named_parameters() if name.endswith("gate.weight")]
     assert all(float(one.grad.abs().sum()) > 0 for one in routers)
+
+
+@pytest.mark.parametrize(("model_type", "config"), [("llama", CONFIG), ("olmoe", OLMOE)])
+def test_a_z_loss_is_added_to_what_is_lowered_and_not_to_what_is_measured(model_type, config):
+    model, batch = built(model_type, config), sequences()
+    batch[:, 5] = ~batch[:, 5]  # Context: read, and not learned.
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(3.0)
+        logits = model(input_ids=inputs_of(batch), use_cache=False).logits
+        denominators = torch.log(torch.exp(logits).sum(dim=-1))[batch[:, 1:] >= 0]
+        assert len(denominators) == 3 * 31
+        added = 0.01 * float((denominators**2).sum())
+        without = float(objective_of(model)(model, batch))
+        wanted = next_token(model, vocabulary=257, sequence_tokens=32, z_loss=0.01)
+        assert float(wanted.lowered(model, batch)) - without == pytest.approx(added, rel=1e-4)
+        assert float(wanted.measured(model, batch)) == float(cross_entropy_sum(model, batch))
+    before = denominators.abs().mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(20):
+        optimizer.zero_grad()
+        (objective_of(model, 1.0)(model, batch) / 96).backward()
+        optimizer.step()
+    with torch.no_grad():
+        after = model(input_ids=inputs_of(batch), use_cache=False).logits.logsumexp(dim=-1)
+    assert after.abs().mean() < before
 
 
 def test_a_coefficient_of_nothing_switches_it_off():
