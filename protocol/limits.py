@@ -91,6 +91,12 @@ WATCHERS_MAX = 32
 
 REPORT_EVERY_S = 1.0
 
+LEARNERS_TOLD_MAX = 64
+"""Learners in a report for a learner, who may sit behind a slow line: about 30 kB."""
+
+REPORT_BYTES_PER_S = 4000
+"""A learner that is looked at asks for reports no faster than this, about 240 kB a minute."""
+
 ADDRESSES_MAX = 16
 
 BANNED_MAX = 10_000

@@ -201,10 +201,12 @@ class ProbeDeclined(Struct, frozen=True, array_like=True, tag="no-probe"):
 
 
 class Watch(Struct, frozen=True, array_like=True, tag="watch"):
-    """Somebody who takes no part wants to see how the swarm is; answered by `Report`s."""
+    """Somebody wants to see how the swarm is: who takes no part, a `Report` every second."""
 
     wire_version: Count
     project: Digest
+    is_once: bool = False
+    """A learner of the swarm asks for a single report, which names `LEARNERS_TOLD_MAX` learners."""
 
 
 # Syncer to learner.

@@ -380,6 +380,8 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     swarm: SwarmStatus
     network: NetworkStatus
     peers: list[PeerRow] = field(default_factory=list)
+    peers_unnamed: int = 0
+    """Learners beyond those in `peers`, where only some are told."""
     rounds: list[RoundRow] = field(default_factory=list)
     merges: list[MergeRow] = field(default_factory=list)
     """The newest, oldest first."""
@@ -530,6 +532,19 @@ class SampleStatus(Struct):
     """Unix seconds."""
 
 
+class SwarmSeen(Struct, kw_only=True):
+    """The answer to the control verb `swarm`: what the leading syncer said to a learner."""
+
+    number: int
+    """Of this report; grows by one."""
+    age_s: float
+    """Seconds since it came."""
+    period_s: float
+    """Seconds from one to the next, while somebody looks."""
+    status: SyncerStatus | None = None
+    """None if the asker has it already."""
+
+
 class NodeStatus(Struct, kw_only=True, tag="node"):
     """A learner daemon."""
 
@@ -615,6 +630,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     probes: int = 0
     """Pushes of other learners that it measured for the leader."""
     probes_declined: int = 0
+    swarm_seen: SwarmSeen | None = None
+    """Filled in by `shoal status`, where no syncer that leads runs beside it."""
 
 
 Status = SyncerStatus | NodeStatus

@@ -277,7 +277,7 @@ class ShoalApp(App[int]):
         note = now.stale(now.leader) or peers.note(
             len(shown), len(every), wanted, is_faults=self.is_faults
         )
-        note = note or peers.left_note(shown)
+        note = note or peers.unnamed_note(now.leader) or peers.left_note(shown)
         self.query_one(where, Roster).show(shown, now.paint, note=note, empty=peers.empty_note(now))
 
     # What keys do.

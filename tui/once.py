@@ -8,15 +8,19 @@ import time
 
 from rich.text import Text
 
-from protocol.status import NodeStatus, WitnessStatus
+from protocol.status import NodeStatus, SyncerStatus, WitnessStatus
 from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.sources.live import Source
 from tui.text import fmt, theme
+from tui.text.election import leads
 from tui.views import banner, facts, overview, peers, roster, syncer, this_node
 
 WAIT_S = 3.0
+SWARM_WAIT_S = 1.5
+"""How much longer for what a learner hears of its swarm."""
+
 PEERS_SHOWN = 40
 EVENTS_SHOWN = 8
 
@@ -32,6 +36,8 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
     if now.leader is not None and now.leader.peers:
         made += [Text(), *_peers(now, width)]
     for other in frame.attached()[1:]:
+        if other.period_s:
+            continue  # What it told a learner here is in the overview above.
         there = Scene(frame=frame, history=history, focus=other.label)
         made += [Text(), *banner.render(there, width)]
         match there.told:
@@ -66,11 +72,22 @@ def frame_of(source: Source, *, wait_s: float = WAIT_S) -> Frame:
 
 
 async def _frame_of(source: Source, wait_s: float) -> Frame:
-    ends_s = time.monotonic() + wait_s
+    ends_s, is_known = time.monotonic() + wait_s, False
     async with contextlib.aclosing(source.frames()) as frames:  # type: ignore[type-var]
         async for frame in frames:
             attached = frame.attached()
             is_whole = bool(attached) and all(one.answered_s is not None for one in attached)
-            if is_whole or time.monotonic() > ends_s:
+            if is_whole and not is_known:
+                is_known, ends_s = True, min(ends_s, time.monotonic() + SWARM_WAIT_S)
+            if (is_whole and not _lacks_swarm(frame)) or time.monotonic() > ends_s:
                 return frame
     return Frame(at_s=time.time(), trouble="No daemon answered.")
+
+
+def _lacks_swarm(frame: Frame) -> bool:
+    """Whether a learner follows a leader that has not said yet how the swarm is."""
+    led = {one.project.id for one in frame.statuses if isinstance(one, SyncerStatus) and leads(one)}
+    return any(
+        isinstance(one, NodeStatus) and one.heard_s is not None and one.project.id not in led
+        for one in frame.statuses
+    )

@@ -43,6 +43,7 @@ from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
 from node.daemon.sampler import Sampler
 from node.daemon.status import PayloadCounts, StatusReporter, node_state
+from node.daemon.swarm_view import SwarmView
 from node.daemon.trainer_options import measures_for_others, trainer_configuration
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
@@ -51,6 +52,7 @@ from node.machine import jobs
 from node.machine.context import EpochStart, LearnerSetup
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
+from node.machine.syncer_link import Link
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.moments_port import MomentsPort
@@ -178,6 +180,11 @@ class LearnerDaemon:
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
         on_fault = self.driver.fault
+        self.swarm_view = SwarmView(
+            options.link.project,
+            ask=self._look_at_swarm,
+            on_fault=lambda error: on_fault(self.machine.context.leader or b"", error),
+        )
         self.announcer = Announcer(options, self.machine, self.locator)
         self.moments = MomentsPort(self.locator, self.trainer, on_fault)
         self.prober = ProbePort(self.locator, self.trainer, on_fault)
@@ -259,6 +266,13 @@ class LearnerDaemon:
         """Tell the machine."""
         self.driver.take(Note(value))
 
+    def _look_at_swarm(self) -> bool:
+        """Ask the leader how the swarm is; whether one is followed."""
+        if self.machine.link is not Link.FOLLOWING:
+            return False
+        self._note(jobs.LookAtSwarm())
+        return True
+
     def notice(self, text: str) -> None:
         """Tell the owner something once."""
         if text not in self.notices:
@@ -276,6 +290,7 @@ class LearnerDaemon:
                 "resume": self._resume,
                 "finish": self._finish,
                 "stop": self._stop,
+                "swarm": self.swarm_view.answer,
                 "loop_lag": self.loop_watch.answer,
                 **self.weights.verbs(),
             },
@@ -346,6 +361,8 @@ class LearnerDaemon:
                 self.bank.thaw(index)
             case jobs.KeepReceipt(receipt, charter):
                 self.contributions.keep_or_tell(receipt, charter, self.notice)
+            case jobs.ShowReport(report):
+                self.swarm_view.take(report)
             case jobs.ForgetProbe():
                 self.prober.forget()
             case jobs.ForgetMoments():

@@ -335,6 +335,13 @@ class KeepReceipt:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowReport:
+    """The leader says how the swarm is: an encoded `SyncerStatus`, not read yet."""
+
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetProbe:
     """Nobody waits for the probe under way any more: fetch nothing for it."""
 
@@ -490,6 +497,11 @@ class ResumeAsked:
 @dataclass(frozen=True, slots=True)
 class FinishAsked:
     """No more local steps; hand in what is done, then stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtSwarm:
+    """Somebody looks at this learner and wants to see the whole swarm."""
 
 
 @dataclass(frozen=True, slots=True)

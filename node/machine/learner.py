@@ -106,8 +106,7 @@ class LearnerMachine:
             case machine.JobDone(number, result):
                 self._job_done(number, result)
             case machine.Note(value):
-                self.snapshot_participant.on_note(value)
-                self.trainer_control.on_note(value)
+                self._on_note(value)
             case machine.StopAsked(reason):
                 self._leave(reason, reason)
             case machine.Woke():
@@ -269,13 +268,33 @@ class LearnerMachine:
                 self.fragment_sync.on_settled(message)
             case Marker() | messages.Probe() if self.link is Link.FOLLOWING:
                 self._take_part(message)
-            case messages.Receipt(credit) if self.link is Link.FOLLOWING:
-                self.receipts.take(peer, credit)
+            case messages.Receipt() | messages.Report() if self.link is Link.FOLLOWING:
+                self._take_word(peer, message)
             case messages.Goodbye(reason):
                 self._lost(f"the syncer closed: {reason}")
                 self.effects.out.append(machine.Disconnect(peer, "goodbye"))
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} while {self.link.value}")
+
+    def _on_note(self, value: object) -> None:
+        if isinstance(value, jobs.LookAtSwarm):
+            self._look_at_swarm()
+        self.snapshot_participant.on_note(value)
+        self.trainer_control.on_note(value)
+
+    def _look_at_swarm(self) -> None:
+        """Ask the leader for one report; without a leader nobody could say."""
+        if self.link is Link.FOLLOWING and self.context.leader is not None:
+            setup = self.setup
+            look = messages.Watch(limits.WIRE_VERSION, setup.project, is_once=True)
+            self.effects.send(self.context.leader, look)
+
+    def _take_word(self, peer: bytes, message: messages.Receipt | messages.Report) -> None:
+        """What the leader says of us, or of all."""
+        if isinstance(message, messages.Receipt):
+            self.receipts.take(peer, message.credit)
+        else:
+            self.effects.do(jobs.ShowReport(message.status))
 
     def _take_part(self, message: Marker | messages.Probe) -> None:
         """The leader wants something beside training."""

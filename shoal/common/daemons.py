@@ -11,8 +11,8 @@ from typing import Final
 
 from host.control import client
 from host.files.home import Daemon, DaemonRole, Home
-from protocol.errors import ShoalError, TransientError
-from protocol.status import DaemonStatus, StatusAnswer
+from protocol.errors import RemoteError, ShoalError, TransientError, UserError
+from protocol.status import DaemonStatus, NodeStatus, StatusAnswer, SwarmSeen, SyncerStatus
 
 POLL_S = 0.1
 ANSWER_S: Final = 2.0
@@ -56,11 +56,14 @@ def ask_status(daemon: Daemon, *, timeout_s: float = 2.0) -> DaemonStatus:
         return connection.ask("status", StatusAnswer, timeout_s).status
 
 
-def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
+def ask_all(
+    daemons: Sequence[Daemon], *, swarm_wait_s: float | None = None
+) -> tuple[list[DaemonStatus], list[str]]:
     """The status of each daemon that answers, and a line for each one that does not.
 
     In the order of `daemons`. All are asked at once, so that one that hangs delays nobody's answer
-    and the whole by no more than what it is waited for.
+    and the whole by no more than what it is waited for. swarm_wait_s: a learner beside which no
+    syncer leads is asked for the swarm too, and may take so long to hear of it; None: it is not.
     """
     answers: list[DaemonStatus | ShoalError | None] = [None] * len(daemons)
 
@@ -75,7 +78,10 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
         thread.start()
     for thread in threads:
         thread.join()
-    statuses, silent = [], []
+    statuses: list[DaemonStatus] = []
+    silent: list[str] = []
+    if swarm_wait_s is not None:
+        _add_swarms(daemons, answers, swarm_wait_s)
     for daemon, answer in zip(daemons, answers, strict=True):
         match answer:
             case TransientError():
@@ -86,6 +92,25 @@ def ask_all(daemons: Sequence[Daemon]) -> tuple[list[DaemonStatus], list[str]]:
                 assert answer is not None, "a thread has answered or raised"
                 statuses.append(answer)
     return statuses, silent
+
+
+def _add_swarms(
+    daemons: Sequence[Daemon], answers: Sequence[DaemonStatus | ShoalError | None], wait_s: float
+) -> None:
+    """What the leader says of each swarm, added to one learner of it."""
+    from tui.text.election import leads  # What only asks for statuses does without.
+
+    told = {one.project.id for one in answers if isinstance(one, SyncerStatus) and leads(one)}
+    for daemon, status in zip(daemons, answers, strict=True):
+        if not isinstance(status, NodeStatus) or status.project.id in told:
+            continue
+        told.add(status.project.id)
+        with (
+            contextlib.suppress(TransientError, UserError, RemoteError),
+            contextlib.closing(client.Connection(daemon.socket)) as connection,
+        ):
+            # Otherwise it was told nothing yet, or is a daemon of another version.
+            status.swarm_seen = connection.ask("swarm", SwarmSeen, wait_s + ANSWER_S, wait_s=wait_s)
 
 
 def statuses_of(daemon: Daemon, *, timeout_s: float) -> Iterator[DaemonStatus]:

@@ -22,6 +22,8 @@ AsJson = Annotated[bool, switch("Print one JSON list; with --watch one per line.
 Watch = Annotated[bool, switch("Look again every second.")]
 
 PERIOD_S = 1.0
+SWARM_WAIT_S = 1.5
+"""How long a learner may take to hear how the swarm is: leaders send reports by the second."""
 
 
 def status(
@@ -37,7 +39,7 @@ def status(
     if watch:
         look = partial(daemons.fitting, home, role, instance)
         return _watch(look, as_json=json)
-    statuses, silent = daemons.ask_all(found)
+    statuses, silent = daemons.ask_all(found, swarm_wait_s=SWARM_WAIT_S)
     if json:
         print(_as_json(statuses))
     elif statuses:
@@ -71,7 +73,7 @@ def _watch(look: Look, *, as_json: bool) -> int:
     try:
         if as_json:
             while True:
-                print(_as_json(daemons.ask_all(look())[0]), flush=True)
+                print(_as_json(daemons.ask_all(look(), swarm_wait_s=0.0)[0]), flush=True)
                 pause()
         _watch_screen(look)
     except KeyboardInterrupt:
@@ -91,7 +93,7 @@ def _watch_screen(look: Look) -> None:
     rates = Rates()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            statuses, silent = daemons.ask_all(look())
+            statuses, silent = daemons.ask_all(look(), swarm_wait_s=0.0)
             rates.observe(statuses, time.monotonic())
             lines = (
                 silent if statuses or silent else ["No daemon runs here any more; still looking."]

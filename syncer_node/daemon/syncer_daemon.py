@@ -297,10 +297,8 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
                 self.bank.adopt_restored(restored)
             case jobs.Forget() | jobs.OfferPush() | jobs.RetractPush():
                 self._act_on_pushes(action)
-            case jobs.TellWatchers(peers):
-                report = Report(msgspec.msgpack.encode(self.public()))
-                for peer in peers:
-                    self.driver.send(peer, report)
+            case jobs.TellWatchers():
+                self._tell_watchers(action)
             case jobs.OfferCheckpoint():
                 self.write_soon(partial(self.executor.offer_checkpoint, action))
             case jobs.CutSnapshot():
@@ -311,6 +309,16 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
                 self.write_soon(partial(self.disk.name_best, index))
             case _:
                 super().act(action)
+
+    def _tell_watchers(self, told: jobs.TellWatchers) -> None:
+        for peers, most in (
+            (told.peers, PEERS_REPORTED_MAX),
+            (told.learners, limits.LEARNERS_TOLD_MAX),
+        ):
+            if peers:
+                report = Report(msgspec.msgpack.encode(self.public(most)))
+                for peer in peers:
+                    self.driver.send(peer, report)
 
     def _act_on_pushes(self, action: jobs.Forget | jobs.OfferPush | jobs.RetractPush) -> None:
         match action:
@@ -464,14 +472,20 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
         )
 
-    def public(self) -> SyncerStatus:
-        """The snapshot for strangers: nothing about this machine but what the swarm sees anyway."""
+    def public(self, most: int = PEERS_REPORTED_MAX) -> SyncerStatus:
+        """The snapshot for strangers: nothing about this machine but what the swarm sees anyway.
+
+        most: learners that it names, first those that are here.
+        """
         shown = self.snapshot()
         shown.pid = 0
         shown.checkpoint_dir = ""
         shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
         shown.network.reach_detail = ""
-        shown.peers = shown.peers[:PEERS_REPORTED_MAX]
+        shown.peers_unnamed = max(0, len(shown.peers) - most)
+        if shown.peers_unnamed:
+            shown.peers.sort(key=lambda row: row.state in ("left", "gone"))
+            del shown.peers[most:]
         for row in shown.peers:
             row.bulk_detail = ""
         return shown

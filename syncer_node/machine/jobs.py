@@ -362,6 +362,8 @@ class TellWatchers:
     """Action: send these hosts a report of how the swarm is."""
 
     peers: tuple[bytes, ...]
+    learners: tuple[bytes, ...] = ()
+    """Those that asked for one report, a shorter one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,14 +90,14 @@ class Leadership:
         self.phase = Phase.STARTING
         self.watchers: dict[bytes, None] = {}
         """Hosts that look on, in the order they came."""
+        self.asking: dict[bytes, None] = {}
+        """Learners that want one report, in the order they asked."""
         self.is_closing = False
         """The seat is about to be handed over: no new rounds."""
         self._propose = propose
         self._now_s = now_s
-        self._said_alive_s = 0.0
-        self._reported_s = 0.0
-        self._is_ending_proposed = False
-        self._is_end_proposed = False
+        self._said_alive_s = self._reported_s = 0.0
+        self._is_ending_proposed = self._is_end_proposed = False
         charter = setup.charter
         self.invites = Invites(state, propose)
         self.contributor_notes = ContributorNotes(state, self.members, propose)
@@ -246,9 +246,7 @@ class Leadership:
             alive = messages.Alive(self.state.index, every_s)
             for session in live:
                 self.effects.send(session.peer, alive)
-        if self.watchers and now_s - self._reported_s >= limits.REPORT_EVERY_S:
-            self._reported_s = now_s
-            self.effects.do(jobs.TellWatchers(tuple(self.watchers)))
+        self._report(now_s)
         for session_key in self.leasing.take_back(now_s):
             self.rounds.last_sequence.pop(session_key, None)
         self.leasing.look(now_s)
@@ -272,6 +270,14 @@ class Leadership:
             and self.evaluating.finish(now_s)
         ):
             self._end()
+
+    def _report(self, now_s: float) -> None:
+        """Tell those that look on how the swarm is, if it is time."""
+        is_wanted = self.watchers or self.asking
+        if is_wanted and now_s - self._reported_s >= limits.REPORT_EVERY_S:
+            self._reported_s = now_s
+            self.effects.do(jobs.TellWatchers(tuple(self.watchers), tuple(self.asking)))
+            self.asking.clear()
 
     def _check_budget(self) -> None:
         budget = self.setup.charter.limits.tokens
@@ -481,6 +487,9 @@ class Leadership:
 
     def _watch(self, peer: bytes, watch: messages.Watch) -> None:
         """Let somebody look on, if there is room and it looks for this project."""
+        if watch.is_once:
+            self._look_once(peer, watch)
+            return
         reason = ""
         if watch.wire_version != limits.WIRE_VERSION:
             reason = f"this swarm speaks wire version {limits.WIRE_VERSION}"
@@ -494,6 +503,15 @@ class Leadership:
         else:
             self.watchers[peer] = None
             self._reported_s = -1e9
+
+    def _look_once(self, peer: bytes, watch: messages.Watch) -> None:
+        """A learner wants a report. Where too many do, it asks again: refusals end sessions."""
+        session = self.members.sessions.get(peer)
+        if session is None or not session.is_connected or watch.project != self.setup.project:
+            self.effects.out.append(Disconnect(peer, "no session"))
+            raise UnexpectedMessage("a look at the swarm before hello")
+        if len(self.asking) < limits.WATCHERS_MAX:
+            self.asking[peer] = None
 
     def _hello(self, peer: bytes, hello: messages.Hello) -> None:
         known = self.members.sessions.get(peer)
@@ -592,6 +610,7 @@ class Leadership:
         """A stream ended, or somebody left."""
         self._now_s = now_s
         self.watchers.pop(peer, None)
+        self.asking.pop(peer, None)
         session = self.members.close(peer, reason, has_left=has_left)
         if session is not None:
             session.lost_s = now_s

@@ -224,6 +224,7 @@ class LeadershipFields(_State):
     _reported_s: float
     _is_ending_proposed: bool
     _is_end_proposed: bool
+    asking: dict[bytes, None] = msgspec.field(default_factory=dict)
 
 
 class MembershipFields(_State):

@@ -57,6 +57,8 @@ class Seen:
     training: Any = None
     """The syncer's status when everybody was in merges."""
     status_json: Any = None
+    alone_json: Any = None
+    """What one learner says where nobody asks the syncer."""
     left_behind: Any = None
     """What outlived the killed learner."""
     before_kill: Any = None
@@ -129,6 +131,8 @@ def see_all_train(seen, swarm):
 
     seen.training = swarm.until(all_train, "three learners in merges, and named")
     seen.status_json = json.loads(swarm.run("status", "--json"))
+    ada = swarm.instance("ada", "learner")
+    seen.alone_json = json.loads(swarm.run("status", "--json", "--instance", ada))
 
 
 def kill_a_learner(seen, swarm):
@@ -188,6 +192,15 @@ def test_the_status_of_every_daemon_is_told_as_json(seen):
     assert roles == ["node"] * len(LEARNERS) + ["syncer"]
     (syncer,) = [one for one in seen.status_json if one["type"] == "syncer"]
     assert sorted(peer["name"] for peer in syncer["peers"]) == sorted(LEARNERS)
+
+
+def test_a_learner_alone_shows_the_whole_swarm_as_its_leader_says(seen):
+    (ada,) = seen.alone_json
+    led = ada["swarm_seen"]["status"]
+    assert sorted(peer["name"] for peer in led["peers"]) == sorted(LEARNERS)
+    assert led["swarm"]["leader"] == led["key"] == seen.training.key
+    assert (led["pid"], led["checkpoint_dir"]) == (0, ""), "nothing of the syncer's machine"
+    assert not any("swarm_seen" in one and one["swarm_seen"] for one in seen.status_json)
 
 
 def test_nonsense_is_counted_and_the_swarm_goes_on(seen):

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from protocol.errors import TransientError, UserError
+from protocol.status import SwarmSeen
 from tests.support import recordings
+from tui import once
 from tui.frames.frame import Frame
 from tui.frames.history import History
 from tui.frames.scene import Scene
@@ -20,6 +22,7 @@ from tui.frames.verdict import judge
 from tui.sources.live import Endpoint, LiveSource, RecordingSource
 from tui.sources.playback import PlaybackSource
 from tui.sources.recording import Recording, RecordingWriter
+from tui.views import peers
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))
 LEARNER = Endpoint("learner", "heron", Path("learner.sock"))
@@ -190,6 +193,8 @@ class Machine:
         self.hanging = threading.Event()
         self.pid = 4242
         self.told = 3
+        self.swarm: dict[str, Any] = {}
+        """What the learner has heard of its swarm."""
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.connected: list[str] = []
 
@@ -205,6 +210,10 @@ class Machine:
             self.hanging.clear()
             threading.Event().wait(3.0)
             raise TransientError("did not answer")
+        if verb == "swarm":
+            if not self.swarm:
+                raise TransientError("not told yet")
+            return self.swarm | {"status": None} if fields["seen"] == 1 else self.swarm
         if verb == "status":
             status = recordings.frame(5).statuses[path == LEARNER.socket]
             if path == SYNCER.socket:
@@ -399,3 +408,73 @@ def test_what_is_seen_is_recorded(tmp_path):
     asyncio.run(run())
     recording = Recording(tmp_path / "recording")
     assert len(recording) >= 1
+
+
+def alone() -> Machine:
+    """A volunteer's machine: a learner, which was told of the swarm a second ago."""
+    machine = Machine()
+    machine.endpoints = [LEARNER]
+    led = recordings.frame(5).statuses[0]
+    machine.swarm = msgspec.to_builtins(
+        SwarmSeen(number=1, age_s=1.0, period_s=2.0, status=msgspec.structs.replace(led, pid=0))
+    )
+    return machine
+
+
+def knows_leader(frame: Frame) -> bool:
+    return Scene(frame=frame, history=History()).leader is not None
+
+
+def test_a_volunteers_machine_shows_the_whole_swarm():
+    machine = alone()
+    asked = ("learner.sock", "swarm", {"seen": 1})
+    frame = watch(machine, [(lambda _: asked in machine.calls, nothing), (knows_leader, nothing)])[
+        -1
+    ]
+    assert [one.label for one in frame.daemons] == ["learner heron", "leading syncer"]
+    now = Scene(frame=frame, history=History())
+    assert now.node == now.told, "its own learner is what is looked at first"
+    assert [line.peer.name for line in peers.peer_lines(now)] == list(recordings.NAMES)
+    assert peers.empty_note(now) == ""
+    assert judge(now).level == "WELL"
+    assert "8 learners" in once.text(frame, 120)
+
+
+def test_old_news_of_the_swarm_are_marked_and_are_no_alarm_of_their_own():
+    machine = alone()
+    machine.swarm["age_s"] = 9.0
+    frame = watch(machine, [(knows_leader, nothing)])[-1]
+    now = Scene(frame=frame, history=History())
+    assert now.stale(now.leader) == "From 9 s ago: leading syncer does not answer."
+    assert judge(now).level == "WELL", "the learner itself hears its leader"
+
+
+def test_beside_the_leader_a_learner_is_not_asked_for_the_swarm():
+    machine = alone()
+    machine.endpoints = [SYNCER, LEARNER]
+    frames = watch(machine, [(is_answered, machine.calls.clear), (is_answered, nothing)])
+    assert len(frames[-1].statuses) == 2
+    assert "swarm" not in {verb for _, verb, _ in machine.calls}
+
+
+def test_once_the_syncer_of_this_machine_is_silent_its_learner_is_asked():
+    machine = alone()
+    machine.endpoints = [SYNCER, LEARNER]
+    other = msgspec.structs.replace(recordings.frame(5).statuses[0], key="ab" * 32, pid=0)
+    machine.swarm["status"] = msgspec.to_builtins(other)
+    frames = watch(
+        machine,
+        [
+            (is_answered, lambda: machine.silent.add("syncer.sock")),
+            (lambda frame: len(frame.daemons) == 3, nothing),
+        ],
+    )
+    assert frames[-1].daemons[2].key == "ab" * 32
+
+
+def test_one_screen_waits_for_what_a_learner_hears():
+    machine = alone()
+    swarm, machine.swarm = machine.swarm, {}
+    source = LiveSource(lambda: machine.endpoints, machine.connect)
+    threading.Timer(0.2, lambda: setattr(machine, "swarm", swarm)).start()
+    assert knows_leader(once.frame_of(source))

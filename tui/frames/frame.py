@@ -36,11 +36,13 @@ class Attached(Struct, kw_only=True):
     """Why it does not answer; empty while it does."""
     has_ended: bool = False
     """It took its control socket away, as daemons do that end in good order."""
+    period_s: float = 0.0
+    """Seconds between two answers, of one whose news come by way of a learner."""
 
     def silent_s(self, now_s: float) -> float | None:
         """For how long it has not answered, or None while it does."""
         quiet_s = now_s - (self.since_s if self.answered_s is None else self.answered_s)
-        if self.trouble or quiet_s > STALE_AFTER_S:
+        if self.trouble or quiet_s > STALE_AFTER_S + self.period_s:
             return max(quiet_s, 0.0)
         return None
 

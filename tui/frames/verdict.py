@@ -117,8 +117,8 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
     is_silent = attached.silent_s(scene.now_s) is not None
     for other in sorted(scene.frame.attached(), key=lambda one: not _is_leader(scene, one)):
         quiet_s = other.silent_s(scene.now_s)
-        if other.label == attached.label:
-            continue
+        if other.label == attached.label or other.period_s:
+            continue  # Of a leader that is elsewhere the learner here says how it is heard.
         if quiet_s is None:
             there = scene.frame.status(other.key)
             if is_silent and there is not None:

@@ -18,11 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from protocol.errors import RemoteError, ShoalError, UserError
-from protocol.status import DaemonStatus, StatusAnswer
+from protocol.status import DaemonStatus, NodeStatus, StatusAnswer, SwarmSeen, SyncerStatus
 from tui.frames.frame import Attached, Frame, Told
 from tui.sources.playback import Playback
 from tui.sources.recording import RecordingWriter
 from tui.text import fmt
+from tui.text.election import leads
 
 PERIOD_S = 0.5
 STATUS_TIMEOUT_S = 2.0
@@ -32,6 +33,9 @@ ENDED_SHOWN_S = 300.0
 
 EVENTS_HELD_MAX = 5000
 """Events that wait for the screen; a suspended terminal must not fill the memory."""
+
+LEADING = "leading syncer"
+"""Label of what a learner was told of the swarm, where no syncer that leads is attached."""
 
 COMMANDS = {
     "pause": "pauses",
@@ -186,6 +190,7 @@ class LiveSource:
             else:
                 with self._lock:
                     watch.take(status, events, time.time())
+                self._ask_swarm(connection, watch)
             self._ends.wait(PERIOD_S)
         connection.close()
 
@@ -202,24 +207,46 @@ class LiveSource:
         watch.last_event = answer.events[-1].number if answer.events else answer.last
         return answer.events
 
+    def _ask_swarm(self, connection: Connection, watch: _Watch) -> None:
+        """What a learner hears of the swarm, where nobody here knows that better."""
+        node = watch.status
+        if not isinstance(node, NodeStatus) or not watch.knows_swarm:
+            return
+        with self._lock:
+            others = list(self._watches.values())
+        if any(_leads_for(node, other) for other in others):
+            return
+        try:
+            seen = connection.ask("swarm", SwarmSeen, STATUS_TIMEOUT_S, seen=watch.seen_number)
+        except (UserError, RemoteError):
+            watch.knows_swarm = False  # A daemon of before there was this.
+        except ShoalError:
+            pass  # It has heard nothing yet, and is asked again.
+        else:
+            with self._lock:
+                watch.see(seen, time.time())
+
     def _frame(self) -> Frame:
         now_s = time.time()
         with self._lock:
             watches = [self._watches[label] for label in sorted(self._watches, key=_rank)]
-            statuses = tuple(watch.status for watch in watches if watch.status is not None)
+            statuses = [watch.status for watch in watches if watch.status is not None]
             events = sorted(
                 (event for watch in watches for event in watch.events), key=lambda one: one.at_s
             )
             for watch in watches:
                 watch.events = []
-            attached = tuple(watch.attached for watch in watches)
+            attached = [watch.attached for watch in watches]
+            for led, seen in _leaders(watches):
+                statuses.append(led)
+                attached.append(seen)
             trouble = "" if self._watches else self._trouble
         return Frame(
             at_s=now_s,
-            statuses=statuses,
+            statuses=tuple(statuses),
             events=tuple(events),
             trouble=trouble,
-            daemons=attached,
+            daemons=tuple(attached),
         )
 
 
@@ -241,10 +268,18 @@ class _Watch:
         self.events: list[Told] = []
         self.last_event = 0
         self.is_forgotten = False
+        self.knows_swarm = True
+        self.led: SyncerStatus | None = None
+        """What the leader told this learner of the swarm."""
+        self.seen_number = 0
+        self.led_s = 0.0
+        self.led_period_s = 0.0
         self.attached = Attached(label=fmt.clean(label), since_s=time.time())
 
     def take(self, status: DaemonStatus, events: list[Told], now_s: float) -> None:
         """The daemon answered at `now_s`."""
+        if self.status is not None and self.status.pid != status.pid:
+            self.seen_number = 0  # Another process counts anew.
         self.status = status
         for event in events:
             event.daemon = self.attached.label
@@ -252,6 +287,42 @@ class _Watch:
         self.attached = msgspec.structs.replace(
             self.attached, key=status.key, answered_s=now_s, trouble="", has_ended=False
         )
+
+    def see(self, seen: SwarmSeen, now_s: float) -> None:
+        """What the learner was told of the swarm, as it says at `now_s`."""
+        self.led = seen.status or self.led
+        self.seen_number = seen.number
+        self.led_s, self.led_period_s = now_s - seen.age_s, seen.period_s
+
+
+def _leads_for(node: DaemonStatus, other: _Watch) -> bool:
+    """Whether this is a syncer that leads the same project, and answers."""
+    status = other.status
+    if not isinstance(status, SyncerStatus) or other.attached.trouble:
+        return False
+    return status.project.id == node.project.id and leads(status)
+
+
+def _leaders(watches: Sequence[_Watch]) -> list[tuple[SyncerStatus, Attached]]:
+    """The leaders that learners here were told of, and that are not attached: one a project."""
+    found: dict[str, tuple[SyncerStatus, Attached]] = {}
+    here = {watch.status.key for watch in watches if watch.status is not None}
+    for watch in sorted(watches, key=lambda one: -one.led_s):
+        led, node = watch.led, watch.status
+        if led is None or node is None or led.key in here or led.project.id in found:
+            continue
+        if any(_leads_for(node, other) for other in watches):
+            continue  # It was elected since.
+        label = f"{LEADING} of {led.project.name}" if found else LEADING
+        seen = Attached(
+            label=fmt.clean(label),
+            key=led.key,
+            since_s=watch.led_s,
+            answered_s=watch.led_s,
+            period_s=watch.led_period_s,
+        )
+        found[led.project.id] = (led, seen)
+    return list(found.values())
 
 
 class RecordingSource:

@@ -99,7 +99,9 @@ class Playback:
             except UserError:
                 continue  # the error shows when the frame is played
             silent = frozenset(
-                one.label for one in glance.daemons if one.silent_s(glance.at_s) is not None
+                one.label
+                for one in glance.daemons
+                if one.silent_s(glance.at_s) is not None and not one.period_s
             )
             if silent - self._silent or any(event.is_fault for event in glance.events):
                 self.faults.append(number)

@@ -45,6 +45,8 @@ def render(
                 parts.append(witness_view.render(status, width=width, names=names, said=said))
             case NodeStatus():
                 parts.append(node_view.render(status, width=width, tokens_per_s=rate, said=said))
+                if status.swarm_seen is not None:
+                    parts += [Text(), syncer_view.seen(status.swarm_seen, width=width)]
     return Group(*parts) if parts else Text(NOBODY)
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.status import PeerRow, RoundRow, SyncerStatus
+from protocol.status import PeerRow, RoundRow, SwarmSeen, SyncerStatus
 from tui.text import election, fmt, snapshots, status_rows
 from tui.text.election import alive, leads
 
@@ -46,6 +46,28 @@ def render(
         parts.append(Text("No learner has joined yet."))
     else:
         parts.append(Text("The learners are at the leader."))
+    return Group(*parts)
+
+
+def seen(told: SwarmSeen, *, width: int) -> RenderableType:
+    """What a learner here was told of the swarm, below what it says of itself."""
+    status = told.status
+    if status is None:
+        return Text()
+    who = fmt.clean(status.key, 64)[: election.KEY_CHARS]
+    more = f", and {status.peers_unnamed:,} more" if status.peers_unnamed else ""
+    parts: list[RenderableType] = [
+        Text(f"the swarm, as its leader {who} said {fmt.whole(told.age_s)} ago", style="dim"),
+        Text(_sentence(status), style="bold"),
+        status_rows.grid(
+            [
+                ("quorum", f"{_quorum(status)}{more}"),
+                *(("round", _round(one)) for one in status.rounds),
+            ]
+        ),
+    ]
+    if status.peers:
+        parts += [Text(), _peers(status.peers, is_wide=width >= WIDE)]
     return Group(*parts)
 
 

@@ -159,6 +159,6 @@ def leader(scene: Scene, status: Status) -> str:
         key = status.seat.leader
         if not key:
             return "none elected"
-    if key == status.key and key:
+    if key == status.key and key and status.pid:  # What is told of others names no process.
         return "this syncer"
     return election.name(key, scene.names) if key else "unknown"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from protocol.peers.membership import BARRED
-from protocol.status import PeerRow
+from protocol.status import PeerRow, SyncerStatus
 from tui.filters import matches
 from tui.frames.scene import Scene
 from tui.text import election, fmt, layout, status_rows
@@ -209,6 +209,16 @@ def note(shown: int, found: int, wanted: str, *, is_faults: bool) -> str:
     return f"{shown:,} of {found:,} shown: {' and '.join(why)}" if why else ""
 
 
+def unnamed_note(status: SyncerStatus | None) -> str:
+    """How many learners the leader did not name."""
+    if status is None or not status.peers_unnamed:
+        return ""
+    return (
+        f"{len(status.peers):,} of {len(status.peers) + status.peers_unnamed:,} learners: a leader "
+        "names no more to a learner; shoal tui --link shows all"
+    )
+
+
 def left_note(found: Sequence[PeerLine]) -> str:
     """Who left on purpose or was put out, and why, in a line of its own; empty if nobody did."""
     gone = [line.peer for line in found if line.peer.left]
@@ -237,8 +247,8 @@ def empty_note(scene: Scene) -> str:
     status = scene.leader
     if status is None:
         return (
-            "Only a syncer knows all learners, and none is attached here. "
-            "To see the whole swarm: shoal tui --link 'LINK'"
+            "The leading syncer knows all learners, and has not told any daemon here yet. "
+            "Without a daemon: shoal tui --link 'LINK'"
         )
     if leads(status):
         return ""

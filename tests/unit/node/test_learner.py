@@ -17,6 +17,8 @@ from node.machine.jobs import (
     Feed,
     FetchState,
     FindSeat,
+    LookAtSwarm,
+    ShowReport,
     StartTrainer,
     StateFetched,
     Thaw,
@@ -25,7 +27,7 @@ from node.machine.jobs import (
 )
 from node.machine.learner import REFUSED_EXIT, SEEK_AGAIN
 from node.machine.syncer_link import Link
-from protocol import wire
+from protocol import limits, wire
 from protocol.log.records import (
     BlocksLeased,
     CheckpointEvaluated,
@@ -49,7 +51,9 @@ from protocol.messages import (
     Pull,
     Push,
     Refused,
+    Report,
     Settled,
+    Watch,
     Welcome,
 )
 from protocol.project import encode
@@ -558,3 +562,27 @@ def test_news_is_told_no_more_often_than_the_syncer_asks_for(bench):
     bench.machine.trainer_control._is_news = True
     bench.wait(0.6)
     assert len(bench.all(SYNCER.key, Heartbeat)) == told + 1
+
+
+# What its owner wants to see
+
+
+def test_whoever_looks_at_a_learner_is_told_what_its_leader_says_of_the_swarm(bench):
+    bench.feed(Note(LookAtSwarm()))
+    look = bench.last(SYNCER.key, Watch)
+    assert look == Watch(limits.WIRE_VERSION, project().project, is_once=True)
+    told = bench.say(SYNCER.key, Report(b"how it is"))
+    assert actions(told, ShowReport) == [ShowReport(b"how it is")]
+    assert faults(bench) == {}
+
+
+def test_without_a_leader_nobody_is_asked_how_the_swarm_is(bench):
+    bench.feed(PeerDown(SYNCER.key, "cable"))
+    bench.feed(Note(LookAtSwarm()))
+    assert bench.last(SYNCER.key, Watch) is None
+
+
+def test_a_report_before_the_welcome_ends_the_link():
+    bench = LearnerBench().greet()
+    effects = bench.say(SYNCER.key, Report(b"how it is"))
+    assert_dropped(bench, effects, "unexpected-message")

@@ -24,7 +24,14 @@ from protocol.messages import (
 from protocol.project import Voter
 from protocol.trace import PhaseChanged
 from simulator.stand_ins.tiny import SimSigner, tiny_project
-from syncer_node.machine.jobs import FetchPayload, FetchWeights, KeepCharter, Merge, PayloadKept
+from syncer_node.machine.jobs import (
+    FetchPayload,
+    FetchWeights,
+    KeepCharter,
+    Merge,
+    PayloadKept,
+    TellWatchers,
+)
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.voter import NOT_LEADING_RETRY_S
 from syncer_node.raft.jobs import Append, SaveBallot
@@ -349,3 +356,53 @@ def test_a_standby_that_is_stopped_stops_at_once():
     led(bench, Log(SeatTaken(LEADER.key), tiny=TRIO))
     effects = bench.feed(StopAsked("owner"))
     assert [stop.exit_code for stop in stops(effects)] == [0]
+
+
+# Learners that somebody looks at
+
+
+def look(bench, learner):
+    return bench.say(learner.key, Watch(limits.WIRE_VERSION, bench.tiny.project, is_once=True))
+
+
+def told(effects):
+    return [action.learners for action in actions(effects, TellWatchers)]
+
+
+def test_a_learner_that_asks_gets_one_report():
+    bench = SyncerBench(DUO).start(ONE, TWO)
+    assert told(look(bench, ONE)) == [(ONE.key,)]
+    assert [told(bench.wait(1.1)) for _ in range(3)] == [[], [], []]
+    assert bench.last(ONE.key, Refused) is None
+
+
+def test_reports_leave_once_a_second_however_many_ask_and_no_more_than_that_wait():
+    bench = SyncerBench(DUO).start(ONE, TWO)
+    look(bench, ONE)
+    assert told(look(bench, ONE)) == []
+    assert told(look(bench, TWO)) == []
+    bench.seat.asking.update(dict.fromkeys(bytes([n]) * 32 for n in range(limits.WATCHERS_MAX)))
+    assert len(bench.seat.asking) == limits.WATCHERS_MAX + 2
+    bench.join(THREE)
+    look(bench, THREE)
+    assert THREE.key not in bench.seat.asking
+    (asked,) = told(bench.wait(1.1))
+    assert asked[:2] == (ONE.key, TWO.key)
+    assert not bench.seat.asking
+
+
+def test_who_is_no_learner_is_told_nothing_when_it_asks_as_one():
+    bench = SyncerBench(DUO).start(ONE)
+    bench.feed(PeerUp(STRANGER.key))
+    effects = look(bench, STRANGER)
+    assert disconnected(effects) == [STRANGER.key]
+    assert told(effects) == []
+    assert bench.machine.faults == {"unexpected-message": 1}
+
+
+def test_who_has_gone_is_told_nothing():
+    bench = SyncerBench(DUO).start(ONE, TWO)
+    look(bench, ONE)
+    look(bench, TWO)
+    bench.feed(PeerDown(TWO.key, "cable"))
+    assert told(bench.wait(1.1)) == []
