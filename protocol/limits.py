@@ -139,6 +139,10 @@ ELECTION_TIMEOUT_S_MIN = 3.0
 ELECTION_TIMEOUT_S_MAX = 5.0
 """Silence of the leader after which a voter stands for election; by priority between these."""
 
+QUIET_AFTER_S = 5.0
+"""Silence that people are told of, of hosts that say at least every `HEARTBEAT_S` that they live.
+Nothing is decided by it: whoever is only slow costs nobody an election or a session."""
+
 SUSPECT_AFTER_S = 15.0
 GONE_AFTER_S = 30.0
 """Silence on a standing stream. The transport alone notices a black hole only after 37 s."""

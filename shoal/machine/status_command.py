@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from host.files.home import Daemon, DaemonRole
-from protocol.status import DaemonStatus
+from protocol.status import DaemonStatus, NodeStatus
 from shoal.common import daemons, failures, writing
 from shoal.common.choices import HomeHere, OnlyInstance, option, switch
 from shoal.common.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tui.frames.frame import Frame
+    from tui.frames.verdict import Verdict
 
 Look = Callable[[], list[Daemon]]
 
@@ -41,12 +45,13 @@ def status(
         return _watch(look, as_json=json)
     statuses, silent = daemons.ask_all(found, swarm_wait_s=SWARM_WAIT_S)
     if json:
-        print(_as_json(statuses))
+        print(_as_json(statuses, silent))
     elif statuses:
         from tui.text.status_view import invitations, render
 
         console = writing.console()
-        console.print(render(statuses, width=console.width, verdicts=_verdicts(statuses)))
+        said = _words(statuses, silent)
+        console.print(render(statuses, width=console.width, verdicts=said))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
     for line in silent:
         failures.complain(line)
@@ -73,7 +78,7 @@ def _watch(look: Look, *, as_json: bool) -> int:
     try:
         if as_json:
             while True:
-                print(_as_json(daemons.ask_all(look(), swarm_wait_s=0.0)[0]), flush=True)
+                print(_as_json(*daemons.ask_all(look(), swarm_wait_s=0.0)), flush=True)
                 pause()
         _watch_screen(look)
     except KeyboardInterrupt:
@@ -102,19 +107,57 @@ def _watch_screen(look: Look) -> None:
                 statuses,
                 width=console.width,
                 rates=rates.tokens_per_s,
-                verdicts=_verdicts(statuses),
+                verdicts=_words(statuses, silent),
             )
             live.update(Group(view, *(Text(line) for line in lines)), refresh=True)
             pause()
 
 
-def _verdicts(statuses: list[DaemonStatus]) -> dict[str, str]:
-    """What the full screen would say of each, so that the two never disagree."""
-    from tui.frames.frame import Frame
-    from tui.frames.verdict import verdicts
+def _frame(statuses: list[DaemonStatus], silent: list[str]) -> Frame:
+    """What the full screen would draw from, so that the two never disagree.
 
-    return verdicts(Frame(at_s=time.time(), statuses=tuple(statuses)))
+    silent: a line for each daemon that does not answer, which begins with its label.
+    """
+    from tui.frames.frame import Attached, Frame
+    from tui.text.status_rows import label_of
+
+    now_s = time.time()
+    answering = [
+        Attached(label=label_of(one), key=one.key, since_s=now_s, answered_s=now_s)
+        for one in statuses
+    ]
+    others = [
+        Attached(label=label, since_s=now_s, trouble=trouble)
+        for label, _, trouble in (line.partition(": ") for line in silent)
+    ]
+    led = [one.swarm_seen for one in statuses if isinstance(one, NodeStatus) and one.swarm_seen]
+    leaders = [
+        Attached(
+            label=f"leading syncer {at}",
+            key=one.status.key,
+            since_s=now_s,
+            answered_s=now_s - one.age_s,
+            period_s=one.period_s,
+        )
+        for at, one in enumerate(led)
+        if one.status is not None
+    ]
+    known = [*statuses, *(one.status for one in led if one.status is not None)]
+    daemons = (*answering, *others, *leaders)
+    return Frame(at_s=now_s, statuses=tuple(known), daemons=daemons)
 
 
-def _as_json(statuses: list[DaemonStatus]) -> str:
-    return msgspec.json.encode(statuses).decode()
+def _verdicts(statuses: list[DaemonStatus], silent: list[str]) -> dict[str, Verdict]:
+    from tui.frames.verdict import judge_all
+
+    return judge_all(_frame(statuses, silent))
+
+
+def _words(statuses: list[DaemonStatus], silent: list[str]) -> dict[str, str]:
+    return {key: one.text for key, one in _verdicts(statuses, silent).items()}
+
+
+def _as_json(statuses: list[DaemonStatus], silent: list[str]) -> str:
+    said = _verdicts(statuses, silent)
+    told = [{**msgspec.to_builtins(one), "verdict": said[one.key]._asdict()} for one in statuses]
+    return msgspec.json.encode(told).decode()

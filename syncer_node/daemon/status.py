@@ -51,7 +51,8 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return "Creating the first weights."
     if leadership.phase is Phase.DRAINING:
         return "The token budget is reached; finishing and evaluating the last rounds."
-    return _training_sentence(leadership, now_s) + away_words(raft, now_s)
+    away = away_words(raft, now_s)
+    return f"{_training_sentence(leadership, now_s, is_whole=not away)}{away}"
 
 
 def guard_sentence(state: SwarmState, pause: Pause) -> str:
@@ -76,7 +77,8 @@ def _standby_sentence(machine: SyncerMachine, now_s: float) -> str:
     return f"Standing by for {short(raft.leader)}, heard {heard_s:.0f} s ago{but}.{tail}"
 
 
-def _training_sentence(leadership: Leadership, now_s: float) -> str:
+def _training_sentence(leadership: Leadership, now_s: float, *, is_whole: bool) -> str:
+    """is_whole: no voter is away."""
     live = list(leadership.members.live())
     training = leadership.members.training()
     if not live:
@@ -103,8 +105,8 @@ def _training_sentence(leadership: Leadership, now_s: float) -> str:
         _crowd(leadership),
         unfit_words(live),
     )
-    how = " ".join(filter(None, said)) or "All is well."
-    return f"{how} {_learners(len(training))} training.{tail}{wait}"
+    how = " ".join(filter(None, said)) or ("All is well." if is_whole else "")
+    return f"{how} {_learners(len(training))} training.{tail}{wait}".lstrip()
 
 
 UNFIT: Final[Mapping[Unfit, str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol import limits
 from protocol.status import SeatStatus, VoterRow
 from syncer_node.raft.context import Role
 from syncer_node.raft.raft import Raft
@@ -62,10 +63,16 @@ def _row(raft: Raft, key: bytes, role: str, priority: int, now_s: float) -> Vote
     return row
 
 
+def _is_away(row: VoterRow) -> bool:
+    """Whether there is no stream to this voter, or nothing comes on it."""
+    is_quiet = not row.is_self and (row.heard_s or 0.0) > limits.QUIET_AFTER_S
+    return not row.is_here or is_quiet
+
+
 def away_words(raft: Raft, now_s: float) -> str:
     """Who of those that do not lead is not here, as a sentence behind others; or nothing."""
     rows = seat_status(raft, now_s).voters
-    away = [row for row in rows if not row.is_here and not row.is_leader]
+    away = [row for row in rows if _is_away(row) and not row.is_leader]
     names = ", ".join(f"{row.role} {row.key[:8]}" for row in away)
     return f" Not here: {names}." if away else ""
 
@@ -73,7 +80,7 @@ def away_words(raft: Raft, now_s: float) -> str:
 def waiting_words(raft: Raft, now_s: float) -> str:
     """What an election waits for, as the end of a sentence."""
     context = raft.context
-    away = [row for row in seat_status(raft, now_s).voters if not row.is_here]
+    away = [row for row in seat_status(raft, now_s).voters if _is_away(row)]
     refused = [row.trouble for row in seat_status(raft, now_s).voters if row.trouble]
     names = ", ".join(row.key[:8] for row in away)
     if refused:

@@ -150,4 +150,5 @@ def sentence(machine: WitnessMachine, now_s: float) -> str:
         return f"No leader: {waiting_words(raft, now_s)}."
     heard_s = max(0.0, now_s - raft.context.leader_heard_s)
     away = away_words(raft, now_s)
-    return f"All is well. Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{away}"
+    how = "" if away else "All is well. "
+    return f"{how}Voting with {short(raft.leader)}, heard {heard_s:.0f} s ago.{away}"

@@ -21,7 +21,6 @@ from tui.frames.history import History
 from tui.frames.scene import STANDSTILL_GAPS, Scene, lost
 from tui.text import election, fmt
 from tui.text.election import alive, leads
-from tui.text.status_rows import label_of
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
 
@@ -56,6 +55,11 @@ class Verdict(NamedTuple):
     level: Level
     sentence: str
 
+    @property
+    def text(self) -> str:
+        """Word and sentence."""
+        return f"[{self.level}] {self.sentence}"
+
 
 def judge(scene: Scene) -> Verdict:
     """The verdict on the daemon in focus, and what is wrong with the others."""
@@ -76,14 +80,14 @@ def judge(scene: Scene) -> Verdict:
     return _with_others(scene, attached, verdict)
 
 
-def verdicts(frame: Frame) -> dict[str, str]:
-    """The verdict on each daemon that has a status, by key: a word and a sentence."""
+def judge_all(frame: Frame) -> dict[str, Verdict]:
+    """The verdict on each daemon that has a status, by its key."""
     scene = Scene(frame, History())
-    found = {}
-    for status in frame.statuses:
-        level, said = judge(dataclasses.replace(scene, focus=label_of(status)))
-        found[status.key] = f"[{level}] {said}"
-    return found
+    return {
+        one.key: judge(dataclasses.replace(scene, focus=one.label))
+        for one in frame.attached()
+        if frame.status(one.key) is not None
+    }
 
 
 def _own(scene: Scene, status: DaemonStatus) -> Verdict:
@@ -130,6 +134,8 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
             sentence += f" The {other.label} ended {fmt.whole(quiet_s)} ago."
             continue
         word = f"The {other.label} has not answered for {fmt.whole(quiet_s)}."
+        if other.answered_s is None:
+            word = f"The {other.label} does not answer."
         if level == "WELL":
             level, sentence = "CARE", f"{word} {_WELL.sub('', sentence)}"
         else:
@@ -154,22 +160,22 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         return Verdict("START", said)
     problems = _electorate(scene, status.seat)
     worst: Level = "WELL" if _WELL.match(said) and not problems else "CARE"
-    if "paused" in said.split(":")[0]:
+    is_paused = "paused" in said.split(":")[0]
+    if is_paused:
         pause = status.swarm.pause
         worst = "CARE" if pause is not None and pause.goes_back else "TROUBLE"
     if said.startswith(_NOBODY):
         worst = _at_rest(status, worst)
         said += _why_here(scene)
     said = _NOT_HERE.sub("", said) if problems else said
+    if status.seat is not None and election.lacks_majority(status.seat):
+        worst = "TROUBLE"  # Nothing is merged before another voter is back.
     recent = [peer for peer in lost(status) if peer.heard_s < NEWS_S]
-    if recent:
-        among = sum(peer.state != "left" for peer in status.peers)
-        problems.insert(0, _lost(recent, among))
-        worst = "CARE" if worst == "WELL" else worst
+    missing = [one for one in (_lost(status, recent), _quiet(status)) if one]
     short = _short_of_quorum(status)
-    if short:
-        problems += [short] if "Waiting:" not in said else []
-        worst = "CARE" if worst == "WELL" else worst
+    if worst == "WELL" and (missing or short):
+        worst = "CARE"
+    problems = missing + problems + ([short] if short and "Waiting:" not in said else [])
     still = _standstill(scene, status)
     if still:
         problems.insert(0, still.sentence)
@@ -181,7 +187,7 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         training = sum(peer.state == "training" for peer in status.peers)
         count = f"{fmt.plural(training, 'learner')} training."
         said = _COUNT.sub(count, _GONE.sub("", said))
-    if worst == "TROUBLE" and not still:
+    if worst == "TROUBLE" and is_paused and not still:
         problems.insert(0, said)
         said = ""
     return Verdict(worst, " ".join([*problems, said]).strip())
@@ -216,11 +222,25 @@ def _short_of_quorum(status: SyncerStatus) -> str:
     return f"A round needs {status.project.quorum} learners, {here} {verb} here."
 
 
-def _lost(peers: list[PeerRow], among: int) -> str:
+def _lost(status: SyncerStatus, peers: list[PeerRow]) -> str:
     """Who fell silent; the syncer still counts them for a while before it calls them gone."""
+    if not peers:
+        return ""
+    among = sum(peer.state != "left" for peer in status.peers)
     names = fmt.enumerate_names([one.name for one in peers], 3)
     heard = f"last heard {fmt.whole(peers[0].heard_s)} ago"
     return f"{len(peers):,} of {fmt.plural(among, 'learner')} lost: {names} ({heard})."
+
+
+def _quiet(status: SyncerStatus) -> str:
+    """Who should have said something and did not, before the syncer does anything about it."""
+    found = [one for one in alive(status) if one.heard_s > limits.QUIET_AFTER_S]
+    if not found:
+        return ""
+    names = fmt.enumerate_names([one.name for one in found], 3)
+    verb = "has" if len(found) == 1 else "have"
+    longest_s = max(one.heard_s for one in found)
+    return f"{names} {verb} said nothing for {fmt.whole(longest_s)}."
 
 
 def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
@@ -329,6 +349,8 @@ def _witness(scene: Scene, status: WitnessStatus) -> Verdict:
     if leader:
         said = said.replace(f"with {leader}", f"with {election.name(seat.leader, scene.names)}", 1)
     level: Level = "WELL" if is_well and not problems else "CARE"
+    if election.lacks_majority(seat):
+        level = "TROUBLE"
     return Verdict(level, " ".join([*problems, said]))
 
 

@@ -39,9 +39,20 @@ def majority(seat: SeatStatus) -> int:
     return len(seat.voters) // 2 + 1
 
 
+def is_away(row: VoterRow) -> bool:
+    """Whether there is no accepted stream to it, or nothing comes on it."""
+    is_quiet = not row.is_self and (row.heard_s or 0.0) > limits.QUIET_AFTER_S
+    return not row.is_here or is_quiet
+
+
 def away(seat: SeatStatus) -> list[VoterRow]:
-    """Voters that this host has no accepted stream to."""
-    return [row for row in seat.voters if not row.is_here]
+    """Voters that this host does not hear."""
+    return [row for row in seat.voters if is_away(row)]
+
+
+def lacks_majority(seat: SeatStatus) -> bool:
+    """Whether so few voters are heard that nothing can be agreed on."""
+    return len(seat.voters) - len(away(seat)) < majority(seat)
 
 
 def role(seat: SeatStatus) -> str:
@@ -161,8 +172,8 @@ def line(seat: SeatStatus, names: Names) -> str:
 
 def voter_state(row: VoterRow) -> str:
     """One word, or two."""
-    if not row.is_here:
-        return "not here"
+    if is_away(row):
+        return "silent" if row.is_here else "not here"
     if row.is_leader:
         return "leads"
     return "turned away" if row.trouble else "here"
@@ -177,7 +188,7 @@ def lag(row: VoterRow) -> str:
 
 def is_wrong(row: VoterRow) -> bool:
     """Whether somebody should look after it."""
-    return not row.is_here or bool(row.trouble)
+    return is_away(row) or bool(row.trouble)
 
 
 def voter_line(row: VoterRow, names: Names) -> str:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from protocol.limits import LINK_CHARS_MAX
-from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
+from protocol.status import DaemonStatus, NodeStatus, SwarmSeen, SyncerStatus, WitnessStatus
 from tui.text import fmt, node_view, syncer_view, witness_view
 from tui.text.status_rows import label_of
 
@@ -46,8 +46,16 @@ def render(
             case NodeStatus():
                 parts.append(node_view.render(status, width=width, tokens_per_s=rate, said=said))
                 if status.swarm_seen is not None:
-                    parts += [Text(), syncer_view.seen(status.swarm_seen, width=width)]
+                    parts += [Text(), _swarm(status.swarm_seen, width, verdicts)]
     return Group(*parts) if parts else Text(NOBODY)
+
+
+def _swarm(seen: SwarmSeen, width: int, verdicts: Mapping[str, str] | None) -> RenderableType:
+    """What a learner was told of its swarm."""
+    if seen.status is None:
+        return Text()
+    said = (verdicts or {}).get(seen.status.key, "")
+    return syncer_view.seen(seen.status, age_s=seen.age_s, width=width, said=said)
 
 
 NEEDED = {

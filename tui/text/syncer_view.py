@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protocol.status import PeerRow, RoundRow, SwarmSeen, SyncerStatus
+from protocol.status import PeerRow, RoundRow, SyncerStatus
 from tui.text import election, fmt, snapshots, status_rows
 from tui.text.election import alive, leads
 
@@ -49,16 +49,13 @@ def render(
     return Group(*parts)
 
 
-def seen(told: SwarmSeen, *, width: int) -> RenderableType:
-    """What a learner here was told of the swarm, below what it says of itself."""
-    status = told.status
-    if status is None:
-        return Text()
+def seen(status: SyncerStatus, *, age_s: float, width: int, said: str = "") -> RenderableType:
+    """What a learner here was told of the swarm `age_s` ago, below what it says of itself."""
     who = fmt.clean(status.key, 64)[: election.KEY_CHARS]
     more = f", and {status.peers_unnamed:,} more" if status.peers_unnamed else ""
     parts: list[RenderableType] = [
-        Text(f"the swarm, as its leader {who} said {fmt.whole(told.age_s)} ago", style="dim"),
-        Text(_sentence(status), style="bold"),
+        Text(f"the swarm, as its leader {who} said {fmt.whole(age_s)} ago", style="dim"),
+        Text(said or _sentence(status), style="bold"),
         status_rows.grid(
             [
                 ("quorum", f"{_quorum(status)}{more}"),

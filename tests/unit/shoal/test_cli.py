@@ -183,6 +183,8 @@ def test_status_as_json_is_a_list_of_tagged_maps(daemon, capsys):
     assert main(["status", "--json"]) == 0
     (status,) = json.loads(capsys.readouterr().out)
     assert (status["type"], status["sentence"]) == ("node", SENTENCE)
+    said = f"The network is down. {SENTENCE}"
+    assert status["verdict"] == {"level": "CARE", "sentence": said}
 
 
 def test_a_socket_that_a_killed_daemon_left_is_named_and_the_others_are_shown(home, daemon, capsys):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from protocol import limits
 from protocol.status import (
     DaemonStatus,
     DownloadStatus,
@@ -28,9 +29,9 @@ from protocol.status import (
     VoterRow,
     WitnessStatus,
 )
-from tui.frames.frame import Frame
+from tui.frames.frame import Attached, Frame
 from tui.frames.rates import Rates
-from tui.frames.verdict import verdicts
+from tui.frames.verdict import judge_all
 from tui.text import fmt, status_rows
 from tui.text.status_view import NOBODY, invitations, render
 
@@ -467,7 +468,7 @@ def at_pace(still_s, gap_s, **more):
 
 
 def verdict_on(status):
-    return verdicts(Frame(at_s=1e9, statuses=(status,)))[status.key]
+    return judge_all(Frame(at_s=1e9, statuses=(status,)))[status.key].text
 
 
 @pytest.mark.parametrize(
@@ -520,3 +521,53 @@ def test_the_time_left_is_a_range_or_not_known_yet():
     assert fmt.between(9000.0, 12_000.0) == "2.5 to 3.3 h"
     assert fmt.between(3600.0 * 20, 3600.0 * 26) == "20 to 26 h"
     assert fmt.between(86_400.0 * 3, 86_400.0 * 4) == "3.0 to 4.0 d"
+
+
+# One verdict for status, screens and programs
+
+
+def led_by(*voters, **changes):
+    """A syncer that leads this many voters, each with the seconds since it was heard."""
+    rows = [VoterRow(key="k", role="syncer", priority=50, is_self=True, is_here=True, heard_s=0.0)]
+    rows += [
+        VoterRow(key=f"v{at}", role="syncer", priority=40, is_here=True, heard_s=heard_s)
+        for at, heard_s in enumerate(voters)
+    ]
+    seat = SeatStatus(role="leading", epoch=0, term=3, leader="k", standbys=1, voters=rows)
+    status = at_pace(1.0, 1.0)
+    status = msgspec.structs.replace(
+        status, seat=seat, project=msgspec.structs.replace(PROJECT, quorum=1)
+    )
+    return msgspec.structs.replace(status, **changes)
+
+
+def test_voters_on_a_dead_line_are_told_within_five_seconds_and_no_majority_is_trouble():
+    assert verdict_on(led_by(4.9, 4.9)).startswith("[WELL] All is well.")
+    one = verdict_on(led_by(5.1, 0.5))
+    assert one.startswith("[CARE] 1 of 3 voters not here: syncer v0 (last heard 5 s ago)")
+    assert "All is well" not in one
+    both = verdict_on(led_by(5.1, 5.1))
+    assert both.startswith("[TROUBLE] 2 of 3 voters not here")
+    assert "an election needs 2, 1 is here" in both
+    assert "All is well" not in both
+
+
+def test_a_learner_that_says_nothing_is_told_within_five_seconds_and_is_not_lost_yet():
+    healthy = msgspec.structs.replace(HERON, heard_s=limits.HEARTBEAT_S + 0.9)
+    assert verdict_on(led_by(0.5, peers=[healthy])).startswith("[WELL]")
+    quiet = msgspec.structs.replace(HERON, heard_s=limits.QUIET_AFTER_S + 0.1)
+    said = verdict_on(led_by(0.5, peers=[quiet]))
+    assert said == "[CARE] heron has said nothing for 5 s. 1 learner training."
+
+
+def test_a_daemon_that_does_not_answer_is_part_of_every_verdict():
+    frame = Frame(
+        at_s=1e9,
+        statuses=(led_by(0.5),),
+        daemons=(
+            Attached(label="syncer default", key=SYNCER.key, since_s=1e9, answered_s=1e9),
+            Attached(label="learner osprey", since_s=1e9, trouble="No daemon answers."),
+        ),
+    )
+    said = judge_all(frame)[SYNCER.key]
+    assert said.text == "[CARE] The learner osprey does not answer. 1 learner training."
