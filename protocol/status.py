@@ -388,11 +388,13 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     merges_here: int = 0
     """Merges since this daemon started."""
     participants_mean: float = 0.0
+    """Pushes in a merge of this run, whoever led."""
     effective_h: float = 0.0
-    """Mean local steps per merged push, weighted by pushes."""
+    """Mean local steps per merged push since this daemon started; 0 before the first merge."""
     grace_s: float = 0.0
     slack_s: float | None = None
     outcomes: dict[str, int] = field(default_factory=dict)
+    """What became of all pushes of the run, as the log counts, whoever led."""
     faults: dict[str, int] = field(default_factory=dict)
     fragments: list[int] = field(default_factory=list)
     """Committed version of each fragment."""

@@ -72,8 +72,11 @@ LEARNER_SUMS: Final = {
     "probes": ("probes", "Pushes of other learners measured for the leader."),
 }
 SYNCER: Final = {
-    "participants_mean": ("participants_mean", "Learners per merge since the start."),
-    "effective_h": ("local_steps_per_push", "Mean local steps in a merged push."),
+    "participants_mean": ("participants_mean", "Learners per merge of the run."),
+    "effective_h": (
+        "local_steps_per_push",
+        "Mean local steps in a merged push, since this daemon started.",
+    ),
     "grace_s": ("grace_seconds", "Grace of the newest round."),
     "slack_s": ("slack_seconds", "Estimated slack of a round."),
 }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from host.files import snapshot_files as files
 from host.options import NodeOptions
 from node.machine import jobs
-from node.machine.context import EpochStart
+from node.machine.context import EpochStart, Tally
 from node.machine.learner import LearnerMachine
 from node.machine.moments import moments_numel
 from node.machine.snapshot_part import BaseState, PartState
@@ -67,10 +67,14 @@ class Beginning:
     loaded: LoadedPart | None = None
     paused_until_s: float | None = None
     """What the owner of this machine said to the one before."""
+    tally: Tally | None = None
+    """What the daemon did before."""
 
     def hold(self, machine: LearnerMachine) -> None:
-        """A pause outlives the machine that was told of it."""
+        """A pause and what the daemon did outlive the machine that was there."""
         machine.trainer_control.paused_until_s = self.paused_until_s
+        if self.tally is not None:
+            machine.context.tally = self.tally
 
     @property
     def incarnation(self) -> int:
@@ -119,7 +123,8 @@ class PartsPort:
         start = former.snapshot_participant.next_start
         if start is not None and self.loaded is not None:
             start = replace(start, part=self.loaded.meta.state, digest=self.loaded.digest)
-        return Beginning(start, self.loaded, former.trainer_control.paused_until_s)
+        until_s = former.trainer_control.paused_until_s
+        return Beginning(start, self.loaded, until_s, former.context.tally)
 
     async def run_job(self, job: jobs.PartJob) -> JobResult:
         """Carry out one job. Raises TransientError or CorruptState."""

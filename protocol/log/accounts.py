@@ -87,6 +87,15 @@ class Account(Struct, array_like=True):
         """How many pushes did not count."""
         return sum(self.refused.values())
 
+    def fates(self) -> dict[str, int]:
+        """What became of its pushes, in a word for each."""
+        found = {"merged": self.merges - self.clipped, "clipped": self.clipped}
+        for kind, pushes in self.refused.items():
+            outcome, _, reason = kind.partition(": ")
+            word = reason if outcome == "rejected" and reason else outcome
+            found[word] = found.get(word, 0) + pushes
+        return {word: pushes for word, pushes in found.items() if pushes}
+
     @property
     def is_suspended(self) -> bool:
         return self.suspended_at_s is not None

@@ -47,6 +47,7 @@ class Session:
     """The last heartbeat said something that the one before did not."""
     merges: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    """Pushes that did not count, under this leader."""
     rate_per_s: float = 0.0
     """Local steps per second as seen here, whatever the learner says of itself."""
     stepped_s: float = 0.0
@@ -82,6 +83,8 @@ class Session:
     """When its key came, whatever connections and daemons it has had since."""
     is_suspended: bool = False
     """Others measured that its pushes are not trained: it is here, and takes no part."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """Messages of it that were refused, by reason."""
     key: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -234,6 +237,7 @@ class Membership:
         if former is not None:
             # Who comes back over another connection has not become another one.
             session.merges, session.rejected = former.merges, former.rejected
+            session.faults = former.faults
             session.misses, session.missed_s = former.misses, former.missed_s
             session.wrong, session.wrong_s = former.wrong, former.wrong_s
             if former.incarnation == hello.incarnation:

@@ -296,7 +296,7 @@ def peer_row(
         lag=lag,
         merges=session.merges if account is None else account.merges,
         goodput=min(1.0, beat.work_s / beat.alive_s) if beat and beat.alive_s > 1e-3 else None,
-        refused=dict(session.rejected),
+        refused=_refused(session, known),
         left=session.lost_reason if session.has_left else "",
         trust=0.0 if known.is_suspended else trust,
         direction=max(-1.0, min(1.0, standing.bearing)) if standing.judged else None,
@@ -311,6 +311,30 @@ def peer_row(
         suspended=suspended_words(known) if known.is_suspended else "",
         taken_back=taken_back // max(1, len(newest)),
     )
+
+
+def _refused(session: Session, account: Account) -> dict[str, int]:
+    """What did not count of a learner, whoever led: the log has it some seconds later than we."""
+    counted = most(account.fates(), session.rejected)
+    pushes = {word: number for word, number in counted.items() if word not in MERGED}
+    return {**pushes, **session.faults}
+
+
+MERGED = ("merged", "clipped")
+
+
+def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The larger count of each kind."""
+    return {word: max(one.get(word, 0), other.get(word, 0)) for word in {**one, **other}}
+
+
+def outcomes(machine: SyncerMachine) -> dict[str, int]:
+    """What became of all pushes of the run, as the log counts, whoever led."""
+    found: Counter[str] = Counter()
+    for account in machine.state.accounts.values():
+        found.update(account.fates())
+    leadership = machine.leadership
+    return most(found, leadership.rounds.outcomes if leadership is not None else {})
 
 
 def _state(session: Session, now_s: float) -> str:

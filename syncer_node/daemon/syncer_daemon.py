@@ -435,6 +435,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         newest = [fragment.version for fragment in machine.state.fragments]
         peers = status.peer_rows(leadership, newest, per_step, now_s) if leadership else []
         status.add_links(peers, self.transport)
+        pushes = sum(one.merges for one in machine.state.accounts.values())
         here = {session.peer for session in leadership.members.live()} if leadership else set()
         return SyncerStatus(
             key=self.identity.key.hex(),
@@ -452,11 +453,11 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             rounds=status.round_rows(leadership, now_s) if leadership else [],
             merges=list(books.recent),
             merges_here=books.merges,
-            participants_mean=books.participants / books.merges if books.merges else 0.0,
+            participants_mean=pushes / max(1, machine.state.global_step),
             effective_h=books.steps / books.participants if books.participants else 0.0,
             grace_s=books.grace_s,
             slack_s=leadership.rounds.window.slack_s() if leadership else None,
-            outcomes=dict(leadership.rounds.outcomes) if leadership else {},
+            outcomes=status.outcomes(machine),
             faults=all_faults(self.transport, machine.faults),
             fragments=newest,
             push_bytes=books.push_bytes,
@@ -469,7 +470,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             loop_lag=self.loop_watch.lag(),
             contributors=leading_rows(machine.state, here),
             contributors_all=len(machine.state.accounts),
-            contributor_merges=sum(one.merges for one in machine.state.accounts.values()),
+            contributor_merges=pushes,
         )
 
     def public(self, most: int = PEERS_REPORTED_MAX) -> SyncerStatus:

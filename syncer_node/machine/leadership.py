@@ -622,7 +622,7 @@ class Leadership:
         """Write an offence down against its session."""
         session = self.members.sessions.get(peer)
         if session is not None:
-            session.rejected[error.reason] = session.rejected.get(error.reason, 0) + 1
+            session.faults[error.reason] = session.faults.get(error.reason, 0) + 1
 
     def on_weights(self, result: object) -> None:
         """The first weights are made, or could not be."""

@@ -291,13 +291,13 @@ def sample(status: NodeStatus) -> str:
 
 
 def means(status: SyncerStatus) -> str:
-    """An average merge since the syncer started."""
-    if not status.merges_here:
+    """An average merge: its learners over the whole run, its steps since the syncer started."""
+    if not status.participants_mean:
         return ""
-    return (
-        f"{status.participants_mean:.1f} learners, {status.effective_h:.1f} local steps per push "
-        f"(H is {status.project.local_steps})"
-    )
+    said = f"{status.participants_mean:.1f} learners"
+    if status.effective_h:
+        said += f", {status.effective_h:.1f} local steps per push"
+    return f"{said} (H is {status.project.local_steps})"
 
 
 def certified(status: WitnessStatus) -> str:

@@ -5,10 +5,23 @@ from __future__ import annotations
 import pytest
 
 from protocol import limits
-from protocol.log.accounts import Account
+from protocol.log.accounts import Account, Refusal
+from protocol.log.records import AccountsNoted
+from protocol.messages import Settled
 from protocol.peers.membership import Session
-from syncer_node.daemon.status import nobody_trains, peer_row, peer_rows, unfit_words
-from tests.support.builders import ONE, SyncerBench, heartbeat, project
+from syncer_node.daemon.status import nobody_trains, outcomes, peer_row, peer_rows, unfit_words
+from tests.support.builders import (
+    ONE,
+    TWO,
+    SyncerBench,
+    contribution,
+    founded,
+    heartbeat,
+    merged,
+    project,
+    rounds,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +74,33 @@ def test_how_long_a_learner_was_silent_does_not_begin_anew_when_it_counts_as_los
 def test_merges_are_those_of_the_log_whoever_leads_and_whichever_session_it_is():
     session = Session(ONE.key, 2, "ada", evaluates=False, since_s=0.0, heard_s=0.0)
     assert peer_row(session, [0] * 4, 32, 1.0, account=Account(merges=412)).merges == 412
+
+
+def test_what_became_of_pushes_goes_on_where_another_leads():
+    late = Refusal(ONE.key, "late", 3)
+    false = Refusal(ONE.key, "rejected: false-claim", 1)
+    parts = (contribution(), contribution(learner=TWO.key))
+    log = founded(weights(), merged(contributions=parts), AccountsNoted((), (late, false)))
+    bench = SyncerBench(project(rounds(quorum=1)), recovered=log.recovered()).start(ONE, TWO)
+    assert outcomes(bench.machine) == {"merged": 2, "late": 3, "false-claim": 1}
+    bench.say(ONE.key, Settled(1, 1, "late", ""))
+    rows = peer_rows(bench.seat, [0] * 4, 32, bench.now_s)
+    refused = {row.key: row.refused for row in rows}
+    assert refused[ONE.key.hex()] == {"late": 3, "false-claim": 1, "unexpected-message": 1}
+    assert refused[TWO.key.hex()] == {}
+
+
+def test_what_this_leader_refused_shows_at_once_and_is_counted_once():
+    bench = SyncerBench(project(rounds(quorum=1))).start(ONE, TWO)
+    pulls = bench.train(ONE, TWO)
+    bench.push(ONE, pulls[ONE.key], steps=0)
+    for _ in range(12):  # A leader writes down what it refused every ten seconds.
+        assert outcomes(bench.machine) == {"false-claim": 1}
+        bench.wait(1.0)
+    assert bench.machine.state.accounts[ONE.key].refusals == 1
+
+
+def test_an_account_says_what_became_of_its_pushes():
+    account = Account(merges=5, clipped=2, refused={"late": 3, "rejected: false-claim": 1})
+    assert account.fates() == {"merged": 3, "clipped": 2, "late": 3, "false-claim": 1}
+    assert Account().fates() == {}

@@ -201,7 +201,7 @@ def test_what_only_a_syncer_says_is_unexpected_from_a_learner(message):
     bench = SyncerBench().start(ONE)
     bench.say(ONE.key, message)
     assert bench.machine.faults == {"unexpected-message": 1}
-    assert bench.seat.members.sessions[ONE.key].rejected == {"unexpected-message": 1}
+    assert bench.seat.members.sessions[ONE.key].faults == {"unexpected-message": 1}
 
 
 def test_a_restarted_learner_replaces_its_session_and_its_blocks_come_back():
@@ -327,7 +327,7 @@ def test_a_push_signed_by_somebody_else_is_a_fault_and_the_round_goes_on():
     forged = Push(seal("push", DUO.project, wire.encode(header), STRANGER))
     bench.say(ONE.key, forged)
     assert bench.machine.faults == {"bad-signature": 1}
-    assert bench.seat.members.sessions[ONE.key].rejected == {"bad-signature": 1}
+    assert bench.seat.members.sessions[ONE.key].faults == {"bad-signature": 1}
     for learner in (ONE, TWO):
         bench.push(learner, pulls[learner.key], project=DUO.project)
     assert merged_parts(bench) == sorted([ONE.key, TWO.key])
