@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,19 @@ from cyclopts import Parameter
 
 from host.control import client
 from host.files import keystore
-from host.files.home import DEFAULT_INSTANCE, Home, VoterRole, checked_instance
+from host.files.home import DEFAULT_INSTANCE, Daemon, Home, VoterRole, checked_instance
 from host.join_link import parse_link
 from host.options import TAPE_MIB_MAX, bulk_at
-from protocol.errors import UserError
+from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.status import SyncerStatus
 from shoal.common import choices, daemons, failures, settings_file
 from shoal.common.exit_codes import ExitCode
+from shoal.common.toml_tables import shown
 from shoal.machine import track_command
 from shoal.machine.trackers import Kind
 from shoal.project import file_commands
+from shoal.project.charters import KEY_DIGITS_MIN
 
 DRAIN_S = 60.0
 """The rounds in flight end within their patience, and a handover takes a second."""
@@ -144,13 +147,26 @@ def key(*, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHere
 
 
 @syncer_app.command
-def drain(*, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHere) -> int:
+def drain(
+    syncer: Annotated[
+        str | None,
+        choices.option(
+            "Which syncer of this machine, as status calls it, or its key's first digits."
+        ),
+    ] = None,
+    *,
+    instance: choices.Instance = DEFAULT_INSTANCE,
+    home: choices.HomeHere,
+) -> int:
     """Hand the lead to a standby before taking this host down; wait until another one leads.
 
     Exit code 0: another syncer leads. 2: no standby is up to date. 3: not within a minute.
     """
-    (daemon,) = daemons.find_daemons(home, role="syncer", instance=instance)
-    called = f"syncer {instance}"
+    if syncer is None:
+        (daemon,) = daemons.find_daemons(home, role="syncer", instance=instance)
+    else:
+        daemon = _syncer_here(home, syncer)
+    called = f"syncer {daemon.instance}"
     answer = client.call(daemon.socket, "drain")
     if not answer.get("was_leading"):
         print(f"{called} does not lead. It will not stand for election until it is restarted.")
@@ -178,6 +194,37 @@ def drain(*, instance: choices.Instance = DEFAULT_INSTANCE, home: choices.HomeHe
         f"To take the request back, restart {called}."
     )
     return ExitCode.NOT_REACHABLE
+
+
+def _syncer_here(home: Home, text: str) -> Daemon:
+    """The syncer of this machine that is meant: by its name, or by how its key begins.
+
+    TransientError where none runs here, UserError where none or several fit.
+    """
+    found = daemons.find_daemons(home, role="syncer")
+    word = text.strip().rstrip("…").removeprefix("syncer ")
+    fitting = [one for one in found if one.instance == word]
+    if len(fitting) == 1:
+        return fitting[0]
+    keys = {one: _key_of(one) for one in found}
+    if len(word) >= KEY_DIGITS_MIN:
+        fitting = [one for one, key in keys.items() if key.startswith(word.lower())]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = ", ".join(
+        f"syncer {one.instance}" + (f" ({key[:16]}…)" if key else "") for one, key in keys.items()
+    )
+    raise UserError(
+        f"{shown(text)} is no syncer that runs on this machine. Here: {listed}. Drain another "
+        "machine's syncer there."
+    )
+
+
+def _key_of(daemon: Daemon) -> str:
+    """Its key in hex; empty where it does not answer."""
+    with contextlib.suppress(TransientError):
+        return daemons.ask_status(daemon).key
+    return ""
 
 
 @witness_app.command(name="run")

@@ -304,9 +304,13 @@ def to_paste(case: Case, lines: list[str]) -> list[str]:
 
 
 def _voter_key(case: Case, text: str) -> NodeKey:
-    return charters.find_key(
-        text, [voter.key for voter in case.project.charter.voters], "The voters are"
-    )
+    here = {
+        bytes.fromhex(row.key): f"{daemon.role} {daemon.instance}"
+        for daemon, seat in charter_delivery.voters_here(case.home, case.project, [])
+        for row in seat.voters
+        if row.is_self
+    }
+    return charters.find_voter(text, case.project.charter.voters, here)
 
 
 def _change_voters(

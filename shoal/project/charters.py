@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +36,8 @@ _SINGLE = {
 _SHORT = {"durability": DURABILITY, "admission": ADMISSION, "guard": GUARD}
 KEY_DIGITS_MIN = 8
 """As many as screens show."""
+
+NOBODY_HERE: Final[Mapping[NodeKey, str]] = {}
 
 _IDENTITY = ("project", "model", "data")
 
@@ -68,6 +70,48 @@ def find_key(text: str, known: list[NodeKey], what: str) -> NodeKey:
 
 
 # Voters.
+
+
+def find_voter(
+    text: str, voters: Sequence[specs.Voter], here: Mapping[NodeKey, str] = NOBODY_HERE
+) -> NodeKey:
+    """The key of the voter that is meant: by its key's first digits, or as status calls it.
+
+    here: what voters of this machine are called, such as "syncer default". UserError where nobody
+    fits, or several do.
+    """
+    word = text.strip().rstrip("…")
+    role, _, rest = word.rpartition(" ")
+    digits = rest.lower()
+    is_hex = bool(digits) and all(char in "0123456789abcdef" for char in digits)
+    is_prefix = is_hex and len(digits) >= KEY_DIGITS_MIN
+    fitting = [
+        one
+        for one in voters
+        if role in ("", one.role)
+        and (
+            (is_prefix and one.key.hex().startswith(digits))
+            or here.get(one.key) == f"{one.role} {rest}"
+        )
+    ]
+    if len(fitting) == 1:
+        return fitting[0].key
+    listed = ", ".join(_as_known(one, here) for one in fitting or voters)
+    if fitting:
+        raise UserError(
+            f"{shown(text)} may be any of these: {listed}. Name one by the first digits of its key."
+        )
+    if is_hex and not is_prefix:
+        raise UserError(
+            f"Give at least {KEY_DIGITS_MIN} digits of the key. The voters are: {listed}."
+        )
+    what = "the key of one of them" if is_hex else "the name or the key of one of them"
+    raise UserError(f"{shown(text)} is not {what}. The voters are: {listed}.")
+
+
+def _as_known(voter: specs.Voter, here: Mapping[NodeKey, str]) -> str:
+    name = here.get(voter.key)
+    return f"{voter.role} {voter.key.hex()[:16]}…" + (f" ({name}, here)" if name else "")
 
 
 def named(voter: specs.Voter) -> str:

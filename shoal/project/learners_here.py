@@ -6,6 +6,7 @@ done.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -129,10 +130,19 @@ def find_learner(text: str, known: Mapping[NodeKey, KnownLearner]) -> NodeKey:
             "learners of the project by name. Run this where a syncer of it runs, or give the "
             "whole key: `shoal status --json` has it."
         )
+    near = _nearest(word, known)
+    others = f"Nearest: {listed(near)}" if near else f"Known are: {listed(list(known.values()))}"
     raise UserError(
         f"{shown(text)} is neither a name nor the first {KEY_DIGITS_MIN} digits or more of a key. "
-        f"Known are: {listed(list(known.values()))}."
+        f"{others}."
     )
+
+
+def _nearest(word: str, known: Mapping[NodeKey, KnownLearner]) -> list[KnownLearner]:
+    """Whoever may have been meant by this name."""
+    names = {one.name.casefold() for one in known.values()}
+    close = difflib.get_close_matches(word.casefold(), sorted(names), n=3)
+    return [one for one in known.values() if one.name.casefold() in close]
 
 
 def listed(learners: list[KnownLearner]) -> str:

@@ -198,8 +198,7 @@ def _voters(case: Case, own: NodeKey, keep: tuple[str, ...]) -> tuple[Voter, ...
     here = case.project.charter.voter(own) or Voter(own, "syncer", 10)
     if not keep:
         return (here,)
-    known = [voter.key for voter in former]
-    kept = {charters.find_key(key, known, "The voters are") for key in keep}
+    kept = {charters.find_voter(key, former) for key in keep}
     if own not in kept:
         raise UserError(
             f"--keep must also name this host's syncer {short(own)}: its store is what the new "

@@ -148,6 +148,14 @@ def test_a_name_that_nobody_has_is_answered_with_those_that_are_known(syncer, ta
     assert "Known are: ada" in said
 
 
+def test_a_name_that_is_nearly_one_is_answered_with_the_nearest(syncer, target, capsys):
+    syncer(("heron", ADA), ("osprey", BOB))
+    assert main(["project", "reinstate", "Herron", str(target)]) == 2
+    said = capsys.readouterr().err
+    assert f"Nearest: heron {ADA[:16]}…" in said
+    assert "osprey" not in said
+
+
 # Allowed keys, and the rule.
 
 

@@ -21,6 +21,7 @@ from host.files.signed_project import (
     seal_project,
 )
 from protocol import wire
+from protocol.errors import UserError
 from protocol.log.records import (
     NO_RECORD,
     Record,
@@ -34,10 +35,11 @@ from protocol.messages import CertifiedRecord, Envelope
 from protocol.project import Voter, encode, project_id
 from protocol.status import NetworkStatus, ProjectStatus, SeatStatus, VoterRow, WitnessStatus
 from shoal.__main__ import main
+from shoal.project import charters
 from syncer_node.storage.voter_files import VoterFiles
 from tests.support.owned_project import owned_project
 
-B, W = b"\xbb" * 32, b"\xcc" * 32
+A, B, W = b"\xaa" * 32, b"\xbb" * 32, b"\xcc" * 32
 LEARNER = "ab" * 32
 
 
@@ -202,6 +204,27 @@ def test_a_new_disk_is_admitted_by_raising_its_generation(home, target, capsys):
     assert "readmitted 2 times" in capsys.readouterr().out
 
 
+def test_a_voter_is_named_as_status_names_it(target, capsys):
+    make_three(target)
+    assert main(["project", "readmit", "syncer bbbbbbbb", str(target)]) == 0
+    assert charter_at(target).voter(B).disk == 1
+    assert main(["project", "readmit", "witness bbbbbbbb", str(target)]) == 2
+    said = error_of(capsys)
+    assert "The voters are: syncer" in said
+    assert f"syncer {B.hex()[:16]}…" in said
+
+
+def test_voters_of_this_machine_go_by_the_names_that_status_gives_them():
+    voters = [Voter(A, "syncer", 10), Voter(B, "syncer", 5), Voter(W, "witness", 0)]
+    here = {A: "syncer default", W: "witness default"}
+    assert charters.find_voter("syncer default", voters, here) == A
+    assert charters.find_voter("witness default", voters, here) == W
+    with pytest.raises(UserError, match=r"may be any of these: syncer .*, witness"):
+        charters.find_voter("default", voters, here)
+    with pytest.raises(UserError, match=r"\(syncer default, here\)"):
+        charters.find_voter("syncer other", voters, here)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -209,6 +232,7 @@ def test_a_new_disk_is_admitted_by_raising_its_generation(home, target, capsys):
         (["add-witness", "x" * 64], "is not a key of 64 hex digits"),
         (["remove-voter", "12"], "Give at least 8 digits of the key. The voters are:"),
         (["remove-voter", "12345678"], "is not the key of one of them. The voters are:"),
+        (["remove-voter", "wittness one"], "is not the name or the key of one of them."),
         (["unban", "12345678"], "Banned are: there is none"),
         (["ban", "12345678"], "is not a whole key of 64 hex digits"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ from simulator.stand_ins.tiny import tiny_project
 from syncer_node.daemon import syncer_daemon, witness_daemon
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.jobs import BallotSaved, SaveBallot
+from tests.support.daemon_double import FakeDaemon
 
 PEER = "12D3KooWA1fSTf6iTo2cKnh1epDYJH4Lot8SZcFnaHakq96muaQr"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4100/p2p/{PEER}"
@@ -184,6 +186,22 @@ def test_a_drain_that_does_not_come_about_has_its_own_exit_code(drained, capsys)
     assert main(["syncer", "drain"]) == 2
     drained(TransientError("away"))
     assert main(["syncer", "drain"]) == 3
+
+
+def test_a_syncer_is_drained_by_the_name_or_key_that_status_shows(home, capsys):
+    answers = {"drain": {"was_leading": False, "standbys": []}}
+    with contextlib.ExitStack() as running:
+        for name, key in (("default", OWN), ("second", OTHER)):
+            status = msgspec.structs.replace(syncer(OWN), key=key, name=name)
+            path = home.socket("syncer", name)
+            running.enter_context(contextlib.closing(FakeDaemon(path, status, answers=answers)))
+        for text in ("second", "syncer second", OTHER[:8], f"syncer {OTHER[:8]}"):
+            assert main(["syncer", "drain", text]) == 0
+            assert "syncer second does not lead." in capsys.readouterr().out
+        assert main(["syncer", "drain", "third"]) == 2
+    said = error_of(capsys)
+    assert '"third" is no syncer that runs on this machine' in said
+    assert f"syncer default ({OWN[:16]}…), syncer second ({OTHER[:16]}…)" in said
 
 
 # The witness's daemon.
