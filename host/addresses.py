@@ -212,9 +212,11 @@ def _clock_words(cause: str) -> str:
     return f"{abs(ahead_s):,.0f} s (it is {'ahead' if ahead_s > 0 else 'behind'})"
 
 
-def explained(peers: Sequence[PeerAddress], error: TransientError, port: int) -> ShoalError:
+def explained(
+    peers: Sequence[PeerAddress], error: TransientError, port: int, no_network: str = ""
+) -> ShoalError:
     """The same failed start in words: whose clock is off, who did not answer, or that our port
-    was taken."""
+    was taken. no_network: that this machine has none, in words; empty if it has."""
     cause = str(error.__cause__)
     if "address already in use" in cause:
         return PortTaken(port)
@@ -225,8 +227,11 @@ def explained(peers: Sequence[PeerAddress], error: TransientError, port: int) ->
         )
     if "bootstrap" not in cause or not peers:
         return error
+    if no_network:
+        return PeerUnreachable(no_network)
     tried = ", ".join(peer.text for peer in peers)
     return PeerUnreachable(
-        f"none of the swarm's addresses answers: {tried}. They may be offline, or the link is old; "
-        "check the network, or ask the project for a fresh link"
+        f"none of the swarm's addresses answers: {tried}. This machine has a network, so they are "
+        "offline, or the link is old: ask the project's host whether a syncer runs, and for a "
+        "fresh link"
     )

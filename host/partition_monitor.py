@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from host.network import own_network
 from host.transport import Transport
 from protocol.errors import TransientError
 from protocol.ids import NodeKey
@@ -31,6 +32,8 @@ class PartitionMonitor:
     """Whether it leads, or hears a leader."""
     heads: Callable[[], Awaitable[Collection[NodeKey]]] | None = None
     """Who proves to lead, by the swarm's table. Raises TransientError."""
+    no_network: Callable[[Iterable[str]], str] = own_network.trouble
+    """That this machine has no network, given addresses of the swarm; empty if it has."""
     watch: PartitionWatch = field(default_factory=PartitionWatch)
     _heads: Collection[NodeKey] = ()
     _heads_s: float = 0.0
@@ -44,19 +47,26 @@ class PartitionMonitor:
         """Looks for ever."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            try:
-                sight = await self._sight()
-            except TransientError:
-                continue  # The engine is down: that is told, and says nothing of the swarm.
-            if self.watch.look(sight, time.monotonic()):
-                if self.trouble:
-                    log.warning("%s", self.trouble)
-                else:
-                    log.info("The swarm is whole again.")
-            self.transport.dialer.is_urgent = self.watch.kind != "whole"
+            await self.look(time.monotonic())
+
+    async def look(self, now_s: float) -> None:
+        """Looks once."""
+        try:
+            sight = await self._sight()
+        except TransientError:
+            return  # The engine is down: that is told, and says nothing of the swarm.
+        if self.watch.look(sight, now_s):
+            if self.trouble:
+                log.warning("%s", self.trouble)
+            else:
+                log.info("The swarm is whole again.")
+        self.transport.dialer.is_urgent = self.watch.kind != "whole"
 
     async def _sight(self) -> Sight:
         transport = self.transport
+        known = [peer.text for peer in transport.dialer.to_try(0)]
+        if no_network := self.no_network(known):
+            return Sight(0, (), (), follows=False, no_network=no_network)
         away = transport.dialer.away()
         here = transport.connected() - {transport.key}
         voters = set(self.voters()) - {transport.key}

@@ -30,7 +30,7 @@ from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.nat.relay_tls import RelayTlsStream
-from host.network import blobs, dht_records, round_trips, slots, streams
+from host.network import blobs, dht_records, own_network, round_trips, slots, streams
 from host.network.blobs import BlobLookup, PaceLookup
 from host.network.engine import Engine, IncomingStream, Options
 from host.network.foreign_errors import Loss, TransportState
@@ -239,7 +239,8 @@ class Transport:
             engine.loss.check()  # closed in the last moment
             is_up = True
         except errors.TransientError as error:
-            raise addresses.explained(peers, error, options.port) from error
+            trouble = own_network.trouble(peer.text for peer in peers)
+            raise addresses.explained(peers, error, options.port, trouble) from error
         finally:
             self._booting = None
             if not is_up:

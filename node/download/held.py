@@ -14,7 +14,7 @@ from host.addresses import parse_peer
 from host.files.held_base import HeldBase, Piece
 from host.join_link import JoinLink
 from host.transport import Transport
-from node.download.locator import Locator
+from node.download.locator import ASK_HOST, Locator
 from node.download.pinned import AGAIN, ASKED_MAX
 from protocol.errors import RemoteError, TransientError
 from protocol.ids import NodeKey
@@ -82,7 +82,9 @@ class HeldDownload:
             if content is None:
                 self._todo.appendleft(piece)
                 pause_s = AGAIN.pause_s(attempt)
-                self.on_attempt(f"the frozen base model cannot be fetched yet: {reason}", pause_s)
+                self.on_attempt(
+                    f"the frozen base model cannot be fetched yet: {reason}; {ASK_HOST}", pause_s
+                )
                 await asyncio.sleep(pause_s)
                 attempt += 1
                 continue

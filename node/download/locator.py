@@ -47,6 +47,8 @@ _Ranked = tuple[tuple[int, int, int, bytes], SeatFound]
 
 log = logging.getLogger("shoal.locator")
 
+ASK_HOST = "if this goes on, ask the project's host whether a syncer runs, and for a fresh link"
+
 
 async def fetch_genesis(
     transport: Transport, link: JoinLink, on_attempt: Callable[[str, float], None]
@@ -67,7 +69,9 @@ async def fetch_genesis(
             except (TransientError, RemoteError) as error:
                 reason = str(error)
         pause_s = GENESIS_AGAIN.pause_s(attempt)
-        on_attempt(f"the project's description cannot be fetched yet: {reason}", pause_s)
+        on_attempt(
+            f"the project's description cannot be fetched yet: {reason}; {ASK_HOST}", pause_s
+        )
         await asyncio.sleep(pause_s)
         attempt += 1
 

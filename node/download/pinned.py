@@ -10,7 +10,7 @@ from host.addresses import parse_peer
 from host.files.pinned_files import PinnedFiles
 from host.join_link import JoinLink
 from host.transport import Transport
-from node.download.locator import Locator
+from node.download.locator import ASK_HOST, Locator
 from protocol import limits
 from protocol.backoff import Backoff
 from protocol.errors import RemoteError, TransientError, UserError
@@ -49,7 +49,9 @@ async def fetch_pinned(
                 await asyncio.to_thread(files.keep, file, content)
                 break
             pause_s = AGAIN.pause_s(attempt)
-            on_attempt(f"the project's {file.name} cannot be fetched yet: {reason}", pause_s)
+            on_attempt(
+                f"the project's {file.name} cannot be fetched yet: {reason}; {ASK_HOST}", pause_s
+            )
             await asyncio.sleep(pause_s)
             attempt += 1
 

@@ -19,12 +19,15 @@ CUT_OFF_S: Final = 20.0
 """A syncer that is restarted is back within this, and announces itself."""
 
 ALONE_S: Final = 30.0
+OFFLINE_S: Final = 5.0
+"""A wifi that roams is back within this."""
+
 HEADS_S: Final = 60.0
 """Two lives of what a deposed leader announced last."""
 
 NAMES_MAX: Final = 4
 
-Kind = Literal["whole", "alone", "cut-off", "two-heads"]
+Kind = Literal["whole", "offline", "alone", "cut-off", "two-heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Sight:
     """Hosts that prove at present that they hold the seat."""
     away: int = 0
     """Hosts known from before that are not connected."""
+    no_network: str = ""
+    """That the host has no network at all, and what to do; empty if it has."""
 
 
 class PartitionWatch:
@@ -72,6 +77,8 @@ class PartitionWatch:
         """The split in one sentence, and what is being done; empty while there is none."""
         sight = self._sight
         match self.kind:
+            case "offline":
+                return f"{sight.no_network[:1].upper()}{sight.no_network[1:]}."
             case "alone":
                 return (
                     f"No other host is reached; {_count(sight.away, 'host')} known from before "
@@ -93,6 +100,7 @@ class PartitionWatch:
 
 _PATIENCE_S: Final[dict[Kind, float]] = {
     "whole": 0.0,
+    "offline": OFFLINE_S,
     "alone": ALONE_S,
     "cut-off": CUT_OFF_S,
     "two-heads": HEADS_S,
@@ -100,6 +108,8 @@ _PATIENCE_S: Final[dict[Kind, float]] = {
 
 
 def _apparent(sight: Sight) -> Kind:
+    if sight.no_network:
+        return "offline"  # Whatever else is missed, is missed because of that.
     if len(set(sight.heads)) > 1:
         return "two-heads"
     if sight.here == 0:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from host.network.own_network import NO_NETWORK
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import TrainerSpec
@@ -168,11 +169,13 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
             f"no swarm was asked; {inward}", "Name a project: shoal doctor 'shoal:...'"
         )
     if not swarm.is_in_swarm:
-        return seen.trouble(
-            f"not at all: {swarm.trouble}",
-            "See that this machine may open TCP connections outwards, and ask the "
-            "project's host for a fresh link.",
+        remedy = (
+            "See that this machine may open TCP connections outwards, and ask the project's host "
+            "for a fresh link."
         )
+        if NO_NETWORK in swarm.trouble:
+            remedy = ""  # It is said already, and nobody else can help.
+        return seen.trouble(f"not at all: {swarm.trouble}", remedy)
     told = [host for host in swarm.hosts if host.path]
     direct = sum(host.path == "direct" for host in told)
     rtts = [host.rtt_s for host in told if host.rtt_s is not None]

@@ -383,7 +383,8 @@ def _node(status: NodeStatus) -> Verdict:
         level = "TROUBLE"
     if status.network.state not in ("up", "") and level == "WELL":
         level = "CARE"
-        said = f"The network is {fmt.clean(status.network.state, 20)}. {said}"
+        why = f" ({fmt.clean(status.network.detail, 300)})" if status.network.detail else ""
+        said = f"The network is {fmt.clean(status.network.state, 20)}{why}. {said}"
     if status.network.split:
         level, said = "TROUBLE", f"{fmt.clean(status.network.split, CHARS_MAX)} {said}"
     notices = " ".join(f"Note: {fmt.clean(one, 200)}" for one in status.notices[:1])

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.peers.partition import ALONE_S, CUT_OFF_S, HEADS_S, PartitionWatch, Sight
+from protocol.peers.partition import (
+    ALONE_S,
+    CUT_OFF_S,
+    HEADS_S,
+    OFFLINE_S,
+    PartitionWatch,
+    Sight,
+)
 
 A, B, C = (bytes([number]) * 32 for number in (1, 2, 3))
 WHOLE = Sight(here=3, voters={A}, seen={A}, follows=True, away=1)
@@ -94,3 +101,18 @@ def test_trouble_is_told_exactly_while_there_is_a_kind_of_it(looks):
         assert bool(made.trouble) == (made.kind != "whole")
         if sight.here and sight.follows and len(sight.heads) < 2:
             assert made.kind == "whole", "nothing is wrong now"
+
+
+def test_without_a_network_of_its_own_a_host_blames_nobody_else():
+    offline = Sight(0, (), (), follows=False, no_network="this machine has no network: do this")
+    made = watch((0.0, WHOLE), (10.0, offline))
+    assert not made.trouble, "a wifi that roams is back within seconds"
+    made.look(offline, 10.0 + OFFLINE_S)
+    assert made.trouble == "This machine has no network: do this."
+    made.look(WHOLE, 60.0)
+    assert not made.trouble
+
+
+def test_what_else_is_missed_without_a_network_is_missed_because_of_that():
+    lost = Sight(2, {A, B}, (), follows=False, away=2, no_network="this machine has no network")
+    assert watch((0.0, lost), (CUT_OFF_S, lost)).kind == "offline"
