@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from node.trainer import hub
 from protocol.errors import UserError
 from protocol.project import hub_source
 
@@ -52,19 +53,11 @@ def fetch(source: str) -> Path:
             f"{source!r} is not a model of the hub. Write hub:OWNER/NAME@REVISION; the revision is"
             " a commit, a tag or a branch."
         )
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
     name, revision = named
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(WANTED_FILES)
-            )
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        words = " ".join(str(error).split())[:300]
+        return hub.snapshot(name, WANTED_FILES, revision)
+    except UserError as error:
         raise UserError(
-            f"{source} cannot be fetched ({words}). Check the name, the network and your access"
+            f"{source} cannot be fetched ({error}). Check the name, the network and your access"
             " (`hf auth login`), or fetch it elsewhere and name its folder with --from."
         ) from error

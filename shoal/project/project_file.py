@@ -411,8 +411,12 @@ def make_genesis(
 def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
     if file.data.source != "images":
         from node.trainer.text.corpus import local_bytes
+        from node.trainer.text.tokenizer_files import fetch_tokenizer
 
-        local_bytes(file.data)  # A wrong path is told before torch is loaded.
+        # A wrong path and a hub that is away are told before torch is loaded.
+        local_bytes(file.data)
+        if pins != "nothing":
+            fetch_tokenizer(file.data.tokenizer)
     from node.trainer import architectures
     from protocol.fragments import build_layout
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from host.files.pinned_files import PinnedFiles
+from node.trainer import hub
 from protocol.errors import UserError
 from protocol.project import TokenizerSpec, hub_name
 
@@ -27,6 +28,7 @@ BYTES_EOS: Final = 256
 BASE: Final = "base"
 """Names the tokenizer of the project's base model."""
 
+FILE: Final = "tokenizer.json"
 EOS_TEXT: Final = "<|endoftext|>"
 
 EOS_NAMES: Final = (EOS_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]", "<|eos|>")
@@ -118,7 +120,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     try:
         if Path(name).is_absolute():
             return Tokenizer.from_file(name)
-        return Tokenizer.from_pretrained(name)
+        return Tokenizer.from_file(str(hub.snapshot(name, (FILE,)) / FILE))
     except Exception as error:  # tokenizers raises bare Exception for everything it meets.
         raise UserError(f"The tokenizer {name!r} cannot be loaded ({error}). {_WANTED}") from error
 

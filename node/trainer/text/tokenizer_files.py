@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blake3 import blake3
 
 from host.files.pinned_files import PinnedFiles
+from node.trainer import hub
 from node.trainer.text.tokenizer import BASE, BYTES, EOS_NAMES, open_tokenizer
 from protocol import limits
 from protocol.errors import UserError
@@ -86,6 +87,15 @@ def pin_tokenizer(
     return spec
 
 
+def fetch_tokenizer(name: str) -> None:
+    """A tokenizer of the hub is in this machine's cache when this returns; others are left alone.
+
+    UserError if it is neither here nor there.
+    """
+    if not Path(name).is_absolute() and hub_name(name) is not None:
+        _fetched(name)
+
+
 def _places(name: str, base: Path | None) -> dict[TokenizerFile, Path]:
     """Where each file of a tokenizer may lie."""
     if name == BASE:
@@ -109,15 +119,11 @@ def _places(name: str, base: Path | None) -> dict[TokenizerFile, Path]:
 
 
 def _fetched(name: str) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(NAMES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        words = " ".join(str(error).split())[:300]
+        return hub.snapshot(name, NAMES)
+    except UserError as error:
         raise UserError(
-            f"The tokenizer {name} cannot be fetched ({words}). Check the name, the network and"
+            f"The tokenizer {name} cannot be fetched ({error}). Check the name, the network and"
             " your access, or use the path of a tokenizer.json."
         ) from error
 
