@@ -165,6 +165,7 @@ class LearnerDaemon:
             notice=self.notice,
             tape=TrainerTape(self.tape, incarnation),
             ram_room=lambda: self.owner_limits.ram_room(),
+            ram_ceiling=lambda: self.owner_limits.ram_ceiling(),
             disk_room=lambda: self.owner_limits.disk_room(),
         )
         self.owner_limits = OwnerLimits(

@@ -11,7 +11,7 @@ from node.governor.budget import Allowance
 from node.governor.loop import GovernorLoop
 from node.governor.policy import Decision, TrainerFacts
 from node.governor.process_usage import OwnProcesses
-from node.machine.jobs import Governed, MemoryShort
+from node.machine.jobs import CeilingChanged, Governed, MemoryShort
 from node.machine.trainer_control import TrainerControl
 from node.trainer_client.client import TrainerPort
 
@@ -25,6 +25,7 @@ class OwnerLimits:
     trainer: TrainerPort
     trainer_control: TrainerControl
     governor: GovernorLoop = field(init=False)
+    _ceiling: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         traffic = self.transport.traffic
@@ -36,11 +37,16 @@ class OwnerLimits:
             traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
             folders=self.options.home.kept_by_learners(),
         )
+        self._ceiling = self.ram_ceiling()
 
     def disk_room(self) -> int | None:
         """Bytes of files that a suspended trainer may take; None for whatever the disk has."""
         ceiling = self.governor.settings.limits.disk_bytes_max
         return None if ceiling is None else max(0, ceiling - self.governor.disk_bytes)
+
+    def ram_ceiling(self) -> int | None:
+        """Bytes of memory that everything here may hold; None for no limit."""
+        return self.governor.settings.limits.ram_bytes_max
 
     def ram_room(self) -> int | None:
         """Bytes of memory that a new trainer may hold beside what runs now; None for no limit."""
@@ -67,6 +73,9 @@ class OwnerLimits:
             self.trainer.note(Governed(because))
         if decision.wants_smaller:
             self.trainer.note(MemoryShort(decision.wants_smaller))
+        if self._ceiling != (ceiling := self.ram_ceiling()):
+            self._ceiling = ceiling
+            self.trainer.note(CeilingChanged())
         self.trainer.set_duty(decision.duty_frac)
         self._shape(decision.allowed)
         self.transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)

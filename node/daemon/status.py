@@ -154,7 +154,12 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
     """Who paused it, until when, and what would not end with that."""
     trainer_control = machine.trainer_control
     until_s, because = trainer_control.paused_until_s, trainer_control.held_because
-    state = machine.context.state
+    state, rest = machine.context.state, trainer_control.memory_rest
+    if until_s is None and not because and rest.words:
+        return (
+            f"Paused for want of memory: {rest.words} `shoal resume` tries at once, and the daemon "
+            f"tries {words_s(rest.next_try_s)} after the last time. The weights stay current."
+        )
     if until_s is None and not because and state.pause is not None:
         said = uncapitalised(pause_words(state.pause, state.accounts))
         until = "the guard has gone back to it"

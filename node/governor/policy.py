@@ -90,7 +90,8 @@ class Policy:
         if (trainer.micro_batch or 1) > 1:
             self._settled_s = look.at_s + SETTLE_S
             return words
-        self._too_big = words
+        enough = gib(int(used / RAM_WARN_FRAC))
+        self._too_big = f"{words}, where {enough} GiB would be enough"
         return ""
 
     def _disk(self, used: int) -> str:

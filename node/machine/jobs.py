@@ -476,7 +476,7 @@ class TrainerLost:
 class TrainerUnfit(Failed):
     """A trainer did not start, and another try would end the same way: its owner has to act."""
 
-    kind: Literal["data", "model"]
+    kind: Literal["data", "model", "memory"]
 
 
 # Notes from the owner of this machine.
@@ -509,6 +509,11 @@ class Governed:
     """What this machine's owner set allows no local steps, for this reason; empty: it does."""
 
     because: str
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingChanged:
+    """The owner allows Shoal another amount of memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from node.machine.context import LearnerContext
 from node.machine.data_feed import DataFeed
 from node.machine.fragment_sync import FragmentSync, FreezePlan
 from node.machine.graceful_leave import GracefulLeave
+from node.machine.memory_rest import MemoryRest
 from node.machine.moments_client import MomentsClient
 from node.machine.snapshot_part import PartState
 from node.machine.trainer_states import TRAINER_TRANSITIONS, TrainerState
@@ -32,6 +33,9 @@ That no trainer starts at all, for want of memory or a device, is no fault of th
 RESTART = Backoff((1.0, 2.0, 5.0, 10.0, 30.0, 60.0))
 UNFIT = Backoff((15.0, 60.0, 300.0, 900.0))
 """Text or model is at fault: its owner may put it right, and the network of a hub come back."""
+
+RESTING = (TrainerState.DOWN, TrainerState.SUSPENDED)
+"""States in which a trainer is started or woken when it is time."""
 
 ABSENT = (TrainerState.DOWN, TrainerState.STARTING)
 """States in which there is nobody to feed or to tell anything."""
@@ -62,6 +66,7 @@ class TrainerControl:
         self.unfit_words = ""
         self.next_try_s = 0.0
         """The rest after the newest trainer that could not start for that."""
+        self.memory_rest = MemoryRest()
         self._is_ended = False
         """The trainer that is starting was told to end."""
         self._restart_s: float | None = None
@@ -92,7 +97,7 @@ class TrainerControl:
         ):
             return "finishing"
         is_held = self.trainer is TrainerState.HELD
-        if self.is_paused or (self.is_resting and is_held):
+        if self.is_paused or self.memory_rest.words or (self.is_resting and is_held):
             return "paused"
         if self.trainer is TrainerState.STEPPING:
             return "training"
@@ -154,7 +159,7 @@ class TrainerControl:
         self.paused_until_s = None
         self.graceful_leave.withdraw()
         self._is_news = True
-        if self.unfit and self.trainer is TrainerState.DOWN:
+        if (self.unfit or self.memory_rest.words) and self.trainer in RESTING:
             self._restart_s = None  # Its owner has put it right.
 
     def finish(self) -> None:
@@ -271,6 +276,10 @@ class TrainerControl:
                 self.held_because = because
             case jobs.MemoryShort(words):
                 self.shrink(words)
+            case jobs.CeilingChanged():
+                self.memory_rest.on_changed()
+                if self.memory_rest.words and self.trainer in RESTING:
+                    self._restart_s = None
 
     # From the trainer.
 
@@ -283,6 +292,7 @@ class TrainerControl:
                 self._rest_unfit(result)
             return
         self.unfit, self._unfits = "", 0
+        self.memory_rest.on_ready(self.context.now_s)
         self._fire("ready", result.device)
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._has_other_text = result.has_other_text
@@ -299,6 +309,9 @@ class TrainerControl:
 
     def _rest_unfit(self, result: jobs.TrainerUnfit) -> None:
         """Trying again would end the same way, so it is done ever more seldom."""
+        if result.kind == "memory":
+            self._restart_s = self.context.now_s + self.memory_rest.begin(result.reason)
+            return
         self.unfit, self.unfit_words = result.kind, result.reason
         self.next_try_s = UNFIT.pause_s(self._unfits)
         self._unfits += 1
@@ -322,6 +335,7 @@ class TrainerControl:
         if self.trainer is TrainerState.STARVED:
             self._fire("stepped", "")
         self.context.stepped = stepped
+        self.memory_rest.on_stepped(self.context.now_s)
         self._crashes = 0
         self._is_news = True
 
@@ -343,10 +357,17 @@ class TrainerControl:
         self.context.stepped = None
         self._evaluating = None
         detail = lost.detail
-        if lost.is_out_of_memory:
+        pause_s = RESTART.pause_s(self._crashes)
+        if lost.is_out_of_memory and self._tried == 1:
+            detail = (
+                "It ran out of memory with a micro-batch of one sequence. Free memory on this "
+                "machine, or raise limits.ram_bytes_max if that is set."
+            )
+            pause_s = self.memory_rest.begin(detail)
+        elif lost.is_out_of_memory:
             self._halve()
             detail = f"out of memory; next try with a micro-batch of {self.micro_batch}"
-        self._restart_s = self.context.now_s + RESTART.pause_s(self._crashes)
+        self._restart_s = self.context.now_s + pause_s
         self._crashes += 1
         self._fire("lost", detail)
         self._is_news = True
@@ -372,6 +393,7 @@ class TrainerControl:
             return
         if isinstance(result, jobs.TrainerReady):
             self.device, self._chosen_micro_batch = result.device, result.micro_batch
+            self.memory_rest.on_ready(self.context.now_s)
             self._fire("woken", "")
             self.context.effects.do(jobs.BeginSteps())
             return
@@ -388,7 +410,10 @@ class TrainerControl:
             )
         if self._wakes_failed > 1:
             self.micro_batch = max(1, (self._chosen_micro_batch or MICRO_BATCH_FIRST) // 2)
-        self._restart_s = self.context.now_s + RESTART.pause_s(self._wakes_failed)
+        pause_s = RESTART.pause_s(self._wakes_failed)
+        if isinstance(result, jobs.TrainerUnfit) and result.kind == "memory":
+            pause_s = self.memory_rest.begin(detail)
+        self._restart_s = self.context.now_s + pause_s
         self._fire("not woken", detail)
 
     def shrink(self, words: str) -> None:
@@ -412,10 +437,14 @@ class TrainerControl:
 
     # Inside.
 
+    @property
+    def _tried(self) -> int:
+        """The micro-batch of the newest trainer, as far as it is known."""
+        return self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
+
     def _halve(self) -> None:
         """The next trainer gets half of the micro-batch that was tried."""
-        tried = self._chosen_micro_batch or self.micro_batch or MICRO_BATCH_FIRST
-        self.micro_batch = max(1, tried // 2)
+        self.micro_batch = max(1, self._tried // 2)
 
     def _fire(self, trigger: str, detail: str) -> None:
         self.trainer = TRAINER_TRANSITIONS[self.trainer, trigger]
@@ -486,7 +515,9 @@ class TrainerControl:
             return
         is_going_on = context.setup.start is not None and context.setup.start.part is not None
         has_some = is_going_on or context.state.leases.held.get(self.data_feed.session)
-        if self.trainer is TrainerState.STARTING and (has_some or self.unfit):
+        if self.trainer is TrainerState.STARTING and (
+            has_some or self.unfit or self.memory_rest.words
+        ):
             return  # They are fed, or asked for, as soon as there is a trainer.
         self.data_feed.ask()
 

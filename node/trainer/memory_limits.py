@@ -6,6 +6,7 @@ What fails is told as out of memory, and the daemon tries again with a smaller m
 
 from __future__ import annotations
 
+import math
 import resource
 from pathlib import Path
 from typing import Final
@@ -37,15 +38,20 @@ def limit_device_memory(device: torch.device, frac: float) -> None:
     left = frac * total - CONTEXT_BYTES
     if left <= 0:
         raise TrainerFailure(
-            "oom",
+            "memory",
             f"limits.gpu_memory_percent leaves nothing of {total / 2**30:.1f} GiB once the driver "
             "has its part. Raise it, or set when.devices so that the processor trains.",
         )
     library.set_per_process_memory_fraction(left / total, device)
 
 
-def limit_host_memory(bytes_max: int | None) -> None:
+def limit_host_memory(
+    bytes_max: int | None, *, ceiling: int | None = None, step_bytes: int = 0
+) -> None:
     """Lets this process grow until it holds so many bytes; None leaves it as it is.
+
+    ceiling: what all of Shoal may hold here, `bytes_max` included; step_bytes: what the first local
+    step takes at least beside what is held. With both a refusal says what would be enough.
 
     Must be called when everything is loaded. The kernel's limit counts what was asked for, not what
     is held, so it is set by the difference. TrainerFailure if there is too little already.
@@ -57,13 +63,20 @@ def limit_host_memory(bytes_max: int | None) -> None:
         return  # Not Linux: the daemon's own look at it must do.
     room = bytes_max - held
     if room <= 0:
+        enough = (bytes_max if ceiling is None else ceiling) - room + step_bytes
         raise TrainerFailure(
-            "oom",
+            "memory",
             f"The trainer holds {held / 2**30:.2f} GiB before its first local step, and "
-            f"limits.ram_bytes_max leaves it {bytes_max / 2**30:.2f} GiB. Raise it, or leave this "
-            "project.",
+            f"limits.ram_bytes_max leaves it {max(0, bytes_max) / 2**30:.2f} GiB. Raise it to at "
+            f"least {_rounded_up(enough)}: shoal config set limits.ram_bytes_max="
+            f"'{_rounded_up(enough)}'. Or leave this project.",
         )
     resource.setrlimit(resource.RLIMIT_DATA, (asked + room, resource.RLIM_INFINITY))
+
+
+def _rounded_up(count: int) -> str:
+    """In tenths of a GiB, as settings are written."""
+    return f"{math.ceil(count / 2**30 * 10) / 10:.1f} GiB"
 
 
 def status_bytes(name: str) -> int | None:

@@ -56,6 +56,9 @@ OWN: Final = "own"
 
 IMAGES: Final = "images"
 
+STEP_BYTES_PER_PARAMETER: Final = 12
+"""A gradient and two moments in f32, which the first local step makes."""
+
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -130,7 +133,11 @@ class TrainerSetup:
         self.copies: Copies = capture.copies_for(accelerator.device)
         self.loop.before_moving = self.copies.fence
         self._meet()
-        memory_limits.limit_host_memory(configure.ram_bytes_max)
+        memory_limits.limit_host_memory(
+            configure.ram_bytes_max,
+            ceiling=configure.ram_ceiling_bytes,
+            step_bytes=STEP_BYTES_PER_PARAMETER * self.layout.parameters,
+        )
 
     def _opened(self, configure: messages.Configure, genesis: Genesis) -> Data:
         """Text or images; no torch yet, so that bad data is noticed in a second."""

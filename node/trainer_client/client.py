@@ -86,6 +86,8 @@ class TrainerPort:
     """Passed by whatever needs the trainer's weights; closed while they move."""
     ram_room: Callable[[], int | None] = lambda: None
     """Bytes of memory that a new trainer may hold; None for no limit."""
+    ram_ceiling: Callable[[], int | None] = lambda: None
+    """What its owner allows all of Shoal here; None for no limit."""
     disk_room: Callable[[], int | None] = lambda: None
     """Bytes of files that a suspended one may take; None for whatever the disk has."""
     progress: float | None = None
@@ -154,17 +156,15 @@ class TrainerPort:
                 micro_batch=micro_batch,
                 duty_frac=self.duty_frac,
                 ram_bytes_max=self.ram_room(),
+                ram_ceiling_bytes=self.ram_ceiling(),
             )
         )
         async with asyncio.timeout(READY_TIMEOUT_S):
             event = await self._starting
+        if isinstance(event, messages.Failed):
+            return _not_started(event)
         if not isinstance(event, messages.Ready):
-            message = (
-                event.message if isinstance(event, messages.Failed) else "it did not get ready"
-            )
-            if isinstance(event, messages.Failed) and event.kind in ("data", "model"):
-                return jobs.TrainerUnfit(message, event.kind)
-            return Failed(message)
+            return Failed("it did not get ready")
         if event.layout_digest != self.bank.layout.digest:
             await process.stop()
             return Failed("the model here has other tensors than the project; update transformers")
@@ -667,3 +667,13 @@ def loss_of(answer: messages.Evaluated) -> JobResult:
     if answer.is_cut:
         return Failed("a pause cut the evaluation short")
     return jobs.EvaluatedLoss(answer.loss, answer.tokens, answer.seconds)
+
+
+def _not_started(event: messages.Failed) -> Failed:
+    """Why no trainer runs, and whether another try would end the same way."""
+    match event.kind:
+        case "data" | "model" | "memory":
+            return jobs.TrainerUnfit(event.message, event.kind)
+        case "oom":
+            return jobs.TrainerUnfit(event.message, "memory")
+    return Failed(event.message)

@@ -45,10 +45,12 @@ EXIT_INTERNAL: Final = 70
 EXIT_OOM: Final = 75
 """Out of memory: worth another try with a smaller micro-batch."""
 
-FailureKind = Literal["oom", "data", "model", "device", "internal"]
+FailureKind = Literal["oom", "memory", "data", "model", "device", "internal"]
+"""oom: a smaller micro-batch may do; memory: whatever the micro-batch, it is too little."""
 
 EXIT_CODES: Final[dict[FailureKind, int]] = {
     "oom": EXIT_OOM,
+    "memory": EXIT_OOM,
     "data": EXIT_DATA,
     "model": EXIT_MODEL,
     "device": EXIT_DEVICE,
@@ -101,6 +103,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Whether the frozen base of an adapter is held so."""
     checkpoints_activations: bool = False
     """Whether activations are computed again in the backward pass from the start."""
+    ram_ceiling_bytes: Count | None = None
+    """Memory of the machine that all of Shoal may hold, `ram_bytes_max` included."""
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):

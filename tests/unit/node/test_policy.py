@@ -47,7 +47,7 @@ def test_at_its_memory_ceiling_it_is_made_smaller_once_and_given_time_and_paused
     least = TrainerFacts(device="cpu", pid=5, micro_batch=1, is_stepping=True)
     last = one.decide(look(2.0 + 2 * SETTLE_S, memory=2 * GIB), least, 0)
     assert last.ruling.is_paused
-    assert "limits.ram_bytes_max" in last.ruling.because
+    assert "limits.ram_bytes_max is 2.00 GiB, where 2.11 GiB would be enough" in last.ruling.because
     resting = TrainerFacts(device="cpu")
     assert one.decide(look(60.0, memory=GIB), resting, 0).ruling.is_paused  # Or it would flap.
     one.change(Settings(limits=LimitSettings(ram_bytes_max=4 * GIB)))

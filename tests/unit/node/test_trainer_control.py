@@ -14,6 +14,7 @@ from node.machine.jobs import (
     BeginSteps,
     Capture,
     Captured,
+    CeilingChanged,
     Deliver,
     Delivered,
     Evaluate,
@@ -38,6 +39,7 @@ from node.machine.jobs import (
     TrainerUnfit,
     WakeTrainer,
 )
+from node.machine.memory_rest import RESTS
 from node.machine.trainer_control import SUSPEND_RETRY_S, UNFIT, WAKES_MAX
 from node.machine.trainer_states import TrainerState
 from protocol import limits, wire
@@ -528,3 +530,72 @@ def test_an_epoch_that_voids_nothing_here_replaces_no_trainer(bench):
     bench.commit(bench.log.add(merged(version=1)))
     effects = new_epoch(bench, bench.log, origin=3)
     assert actions(effects, ReplaceTrainer) == []
+
+
+# Too little memory
+
+
+ENOUGH = "The trainer holds 1.20 GiB. Raise limits.ram_bytes_max to at least 2.1 GiB."
+
+
+def short_of_memory():
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    return bench, TrainerUnfit(ENOUGH, "memory")
+
+
+def test_a_ceiling_that_is_too_low_is_said_once_and_tried_ever_more_seldom():
+    bench, short = short_of_memory()
+    said = set()
+    for pause_s in (*RESTS.steps_s, RESTS.steps_s[-1]):
+        bench.done(StartTrainer, short)
+        began_s = bench.now_s
+        while not bench.jobs(StartTrainer):
+            assert status.node_state(bench.machine) == "paused"
+            said.add(status.sentence(bench.machine, bench.now_s).partition(" `shoal resume`")[0])
+            bench.wait(10.0)
+        assert bench.now_s - began_s >= pause_s - 1.0
+        assert status.node_state(bench.machine) == "paused", "a try is no other state"
+    assert said == {f"Paused for want of memory: {ENOUGH}"}
+    assert bench.machine.trainer_control.heartbeat().unfit == ""
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    assert status.node_state(bench.machine) != "paused"
+
+
+@pytest.mark.parametrize("word", [ResumeAsked(), CeilingChanged()])
+def test_its_owner_ends_the_rest_at_once(word):
+    bench, short = short_of_memory()
+    bench.done(StartTrainer, short)
+    bench.wait(1.0)
+    assert not bench.jobs(StartTrainer)
+    bench.feed(Note(word))
+    assert bench.jobs(StartTrainer)
+
+
+def test_out_of_memory_with_one_sequence_rests_and_does_not_flap():
+    bench, _ = short_of_memory()
+    for rest_s in RESTS.steps_s[:3]:
+        bench.done(StartTrainer, TrainerReady("cpu", 1))
+        bench.feed(Note(Stepped(1, 32, 2.0, 0.1, 1.0, 1.0, Cursor(0, 0))))
+        bench.feed(Note(TrainerLost(True, "Out of memory (malloc).")))
+        assert "with a micro-batch of one sequence" in status.sentence(bench.machine, bench.now_s)
+        assert starts_in(bench, rest_s + 10.0) >= rest_s - 1.0
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    for step in range(1, 12):
+        bench.wait(60.0)
+        bench.feed(Note(Stepped(step, 32 * step, 2.0, 0.1, 1.0, 1.0, Cursor(0, 0))))
+    bench.feed(Note(TrainerLost(True, "Out of memory (malloc).")))
+    assert starts_in(bench, 70.0) >= RESTS.steps_s[0] - 1.0, "ten good minutes begin anew"
+
+
+def test_a_suspended_trainer_that_has_too_little_memory_to_wake_rests_too(bench):
+    bench.suspend()
+    bench.note(ResumeAsked())
+    for rest_s in RESTS.steps_s[:2]:
+        bench.done(WakeTrainer, TrainerUnfit(ENOUGH, "memory"))
+        assert bench.said().startswith(f"Paused for want of memory: {ENOUGH}")
+        bench.wait(rest_s - 2.0)
+        assert bench.trainer is TrainerState.SUSPENDED
+        bench.wait(4.0)
+        assert bench.trainer is TrainerState.WAKING
+    bench.done(WakeTrainer, TrainerReady("cpu", 1))
+    assert bench.machine.context.tally.lost_steps == 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from node.trainer import memory_limits
 from node.trainer.failures import TrainerFailure
 from node.trainer.memory_limits import CONTEXT_BYTES, limit_device_memory, limit_host_memory
+
+GIB = 2**30
 
 
 class Library:
@@ -43,7 +47,7 @@ def test_torch_gets_the_owners_share_less_what_the_driver_takes(monkeypatch, kin
         TrainerFailure, match=r"gpu_memory_percent leaves nothing of 8\.0 GiB"
     ) as told:
         limit_device_memory(device, 0.05)
-    assert told.value.kind == "oom"
+    assert told.value.kind == "memory"
 
 
 def test_the_processor_has_no_share_of_its_own(monkeypatch):
@@ -57,7 +61,17 @@ def test_the_processor_has_no_share_of_its_own(monkeypatch):
 def test_too_little_room_is_refused_before_the_first_step():
     with pytest.raises(TrainerFailure, match=r"limits\.ram_bytes_max leaves it 0\.00 GiB") as told:
         limit_host_memory(1 << 20)
-    assert told.value.kind == "oom"
+    assert told.value.kind == "memory"
+
+
+def test_a_refusal_says_what_would_be_enough():
+    held = psutil.Process().memory_info().rss
+    with pytest.raises(TrainerFailure, match="shoal config set") as told:
+        limit_host_memory(held // 2, ceiling=held // 2 + 2 * GIB, step_bytes=GIB)
+    enough = float(re.search(r"at least ([0-9.]+) GiB", str(told.value))[1])
+    needed = held / GIB + 3.0
+    assert needed - 0.05 <= enough <= needed + 0.15
+    assert f"limits.ram_bytes_max='{enough:.1f} GiB'" in str(told.value)
 
 
 def test_without_the_kernels_account_nothing_is_limited(monkeypatch, tmp_path):
