@@ -117,6 +117,9 @@ INVITE_USES_MAX = 1024
 INVITED_MAX = 4096
 """Keys that invites brought to one project; the log remembers each of them."""
 
+AT_S_MAX = 2e11
+"""Whoever signs a time may say anything; this is the last millennium that has a calendar."""
+
 CLOCK_SKEW_S_MAX = 3.0
 """The DHT rejects records of hosts whose clocks differ by more."""
 

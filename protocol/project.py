@@ -469,6 +469,9 @@ class Charter(Struct, frozen=True, array_like=True):
     """What happens once the held-out loss is far above the best."""
     resumed: Digest | None = None
     """Hash of the record with which a pause of the guard began: the owner says to go on from it."""
+    paused_at_s: Annotated[float, Meta(ge=0.0, le=limits.AT_S_MAX)] | None = None
+    """Since when the owner pauses the whole run, by the owner's clock: Unix seconds; None: it goes
+    on."""
 
     def voter(self, key: bytes) -> Voter | None:
         """The voter with this key, if it is one."""

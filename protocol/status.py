@@ -111,6 +111,8 @@ class SwarmStatus(Struct, kw_only=True):
     """Of the guard: present while merging is paused."""
     restored: RestoredStatus | None = None
     """The last time that the guard went back by itself."""
+    owner_paused_at_s: float | None = None
+    """Since when the project's owner pauses the run: Unix seconds; None while it goes on."""
     is_ending: bool = False
     is_ended: bool = False
     pace: PaceStatus | None = None

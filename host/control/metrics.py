@@ -143,6 +143,8 @@ def metrics_of(told: Fields) -> Iterator[Metric]:
     if (swarm := told.get("swarm")) is not None:
         is_paused = swarm.get("pause") is not None
         yield _gauge("guard_paused", "1: the guard pauses merging.", is_paused)
+        is_paused = swarm.get("owner_paused_at_s") is not None
+        yield _gauge("owner_paused", "1: the project's owner pauses the run.", is_paused)
     match told["type"]:
         case "node":
             yield from _learner(told)

@@ -81,6 +81,7 @@ def swarm_status(
         guard_above=_guard_above(state),
         pause=_pause(state),
         restored=_restored(state),
+        owner_paused_at_s=state.owner_paused_at_s,
         is_ending=state.is_ending,
         is_ended=state.ended is not None,
         pace=_pace(state, budget, meter) if meter is not None else None,

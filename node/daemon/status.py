@@ -17,7 +17,7 @@ from node.machine.trainer_states import TrainerState
 from protocol import limits, standing
 from protocol.ids import short
 from protocol.log.accounts import suspended_words
-from protocol.log.guard import pause_words
+from protocol.log.guard import owner_pause_words, pause_words
 from protocol.status import DownloadStatus, GuestStatus, NodeStatus
 
 if TYPE_CHECKING:
@@ -155,6 +155,12 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
     trainer_control = machine.trainer_control
     until_s, because = trainer_control.paused_until_s, trainer_control.held_because
     state, rest = machine.context.state, trainer_control.memory_rest
+    run_paused_at_s = machine.context.run_paused_at_s
+    if until_s is None and not because and run_paused_at_s is not None:
+        return (
+            f"{owner_pause_words(run_paused_at_s)}. This machine rests, and goes on by itself once "
+            "the owner resumes the run; the weights stay current."
+        )
     if until_s is None and not because and rest.words:
         return (
             f"Paused for want of memory: {rest.words} `shoal resume` tries at once, and the daemon "
@@ -173,6 +179,8 @@ def _paused(machine: LearnerMachine, now_s: float) -> str:
         return f"Paused because {because}. The weights stay current."
     for_s = "until resumed" if until_s == math.inf else f"for {words_s(until_s - now_s)} more"
     also = f" It could not train anyway, because {because}." if because else ""
+    if run_paused_at_s is not None:
+        also += f" {owner_pause_words(run_paused_at_s)}, too."
     return f"Paused by its owner {for_s}. The weights stay current.{also}"
 
 

@@ -104,6 +104,16 @@ class LearnerContext:
         if self.leader is not None and self.is_following:
             self.effects.send(self.leader, message)
 
+    @property
+    def run_paused_at_s(self) -> float | None:
+        """Since when the project's owner pauses the run; None while it goes on.
+
+        A joiner hears of the charter before it has the log.
+        """
+        if self.charter is None or self.state.index:
+            return self.state.owner_paused_at_s
+        return self.charter.paused_at_s
+
     def blame(self, peer: bytes, error: RemoteError) -> None:
         """Count a peer's offence, and tell of it."""
         faults = self.tally.faults

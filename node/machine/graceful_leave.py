@@ -72,8 +72,9 @@ class GracefulLeave:
             f"local steps on {self.left} of {len(self.fragment_sync.local_fragments)} fragments "
             "are dropped, and their text goes to other learners"
         )
-        if self.context.state.pause is not None:
-            return f"finished: the guard pauses merging, so nothing is taken now; {dropped}"
+        if self.context.state.is_resting:
+            who = "the guard" if self.context.state.pause is not None else "the project's owner"
+            return f"finished: {who} pauses merging, so nothing is taken now; {dropped}"
         alone_since_s = self._alone_since_s
         if alone_since_s is not None and now_s >= alone_since_s + LINK_S_MAX:
             return f"finished: no syncer answered for {LINK_S_MAX:.0f} s; {dropped}"

@@ -107,8 +107,12 @@ class TrainerControl:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the owner's word or settings allow no local steps."""
-        return self.paused_until_s is not None or bool(self.held_because)
+        """Whether the word of an owner, of this machine or of the run, or settings allow no steps.
+
+        A run may be paused for days, so its trainers free their memory as well.
+        """
+        is_paused_here = self.paused_until_s is not None or bool(self.held_because)
+        return is_paused_here or self.context.run_paused_at_s is not None
 
     @property
     def is_evaluating(self) -> bool:

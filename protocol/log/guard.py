@@ -21,8 +21,7 @@ from protocol.log.heldout import FAR_FRAC, FAR_NATS, CurvePoint, best_of, is_far
 POINTS_MIN = 2
 """Checkpoints measured before: in its first steps a run may go anywhere."""
 
-AT_S_MAX = 2e11
-"""A leader's clock may say anything; this is the last millennium that has a calendar."""
+AT_S_MAX = limits.AT_S_MAX
 
 IN_A_ROW_MAX = 3
 """So often in a row a loss that is far above the best is measured again at once."""
@@ -113,6 +112,11 @@ def loss_words(loss: float) -> str:
 def moment_words(at_s: float) -> str:
     """A wall-clock time in Unix seconds for people, to the minute."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def owner_pause_words(at_s: float) -> str:
+    """Since when the owner pauses the run, as the beginning of a sentence."""
+    return f"Paused by the project's owner since {moment_words(at_s)}"
 
 
 def pause_words(pause: Pause, accounts: Mapping[bytes, Account]) -> str:

@@ -142,6 +142,9 @@ class SwarmState:
     """Checkpoints that wait for a measurement: log index -> (global step, tokens)."""
     pause: Pause | None = None
     """Of the guard: no merges until the owner decides."""
+    owner_paused_at_s: float | None = None
+    """Since when the owner pauses the run, Unix seconds: no merges until the charter says else. It
+    follows from the charter, so no summary has it."""
     guarded_from: int = 0
     """Log index where the owner last said to go on: the guard compares later checkpoints alone."""
     candidates: dict[int, States] = field(default_factory=dict)
@@ -222,6 +225,11 @@ class SwarmState:
         return 0 if self.charter is None else _read(self.charter).epoch
 
     @property
+    def is_resting(self) -> bool:
+        """Whether no merges are begun, because the guard or the owner pauses the run."""
+        return self.pause is not None or self.owner_paused_at_s is not None
+
+    @property
     def guard(self) -> GuardRule:
         """What the charter in force says of a held-out loss far above the best."""
         return "off" if self.charter is None else _read(self.charter).guard
@@ -299,7 +307,7 @@ class SwarmState:
             case records.WeightsRestored() | records.RestoreGivenUp():
                 self._go_back(record.body, record)
             case records.RunEnding():
-                self.is_ending, self.pause = True, None
+                self.is_ending, self.pause, self.owner_paused_at_s = True, None, None
             case records.RunEnded() as ended:
                 self.ended = ended
 
@@ -430,7 +438,9 @@ class SwarmState:
             case records.VotersAdmitted(voters):
                 self.admissions.update({one.key: one for one in voters})
             case records.CharterAdopted(envelope):
-                self._reinstate(wire.decode(envelope.payload, Charter), self.charter_revision)
+                charter = _read(envelope)
+                self._reinstate(charter, self.charter_revision)
+                self.owner_paused_at_s = None if self.is_ending else charter.paused_at_s
                 self.charters.append(AdoptedCharter(index, envelope))
                 self._lift(envelope, index)
             case records.InviteUsed(invite, learner):
@@ -580,7 +590,10 @@ class SwarmState:
         if summary is None:
             return cls(block_sequences)
         book = LeaseBook.of(summary.next_position, summary.returned, summary.held)
+        charter = _read(summary.charters[-1].charter) if summary.charters else None
+        is_over = charter is None or summary.is_ending
         return cls(
+            owner_paused_at_s=None if charter is None or is_over else charter.paused_at_s,
             block_sequences=block_sequences,
             index=summary.index,
             head=summary.head,

@@ -81,8 +81,12 @@ project_app.command(
     "snapshot from before it.\n\nWithout --yes it only says where that is, and what would be lost.",
 )
 project_app.command(
+    "shoal.project.resume_command:pause",
+    help="Pause the whole run, until `shoal project resume`: learners rest and free their memory.",
+)
+project_app.command(
     "shoal.project.resume_command:resume",
-    help="Go on from where the guard paused merging, with the model as it is.\n\n"
+    help="Go on with a run that its owner or the guard paused, with the model as it is.\n\n"
     "`shoal project undo` goes back to the best checkpoint instead.",
 )
 

@@ -267,6 +267,8 @@ def differences(former: specs.Charter, charter: specs.Charter) -> Iterator[str]:
     )
     if charter.resumed != former.resumed and charter.resumed is not None:
         yield "merging goes on from the pause of the guard"
+    if (charter.paused_at_s is None) != (former.paused_at_s is None):
+        yield "the run goes on" if charter.paused_at_s is None else "the run is paused"
     old_values = settings(former)
     for name, value in settings(charter).items():
         if value != old_values[name]:

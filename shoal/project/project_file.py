@@ -564,6 +564,7 @@ def make_charter(
         reinstated=former.reinstated,
         guard=file.guard or former.guard,
         resumed=former.resumed,
+        paused_at_s=former.paused_at_s,
     )
     if charter == former:
         return former

@@ -1,14 +1,16 @@
-"""`shoal project resume`: the owner says that merging goes on where the guard paused it."""
+"""`shoal project pause` and `resume`: the owner pauses the run, or lets it go on, also where the
+guard paused it."""
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from msgspec import structs
 
 from host.files.home import DEFAULT_INSTANCE
 from protocol.errors import CorruptState, RemoteError, TransientError, UserError
-from protocol.log.guard import pause_words
+from protocol.log.guard import owner_pause_words, pause_words
 from protocol.status import NodeStatus, SwarmStatus, SyncerStatus
 from shoal.common import daemons
 from shoal.common.choices import HomeHere, Instance, ProjectPath
@@ -23,28 +25,47 @@ class KnownPause(NamedTuple):
     words: str
 
 
+def pause(project: ProjectPath, *, home: HomeHere) -> list[str]:
+    """Sign that the whole run is paused from now on."""
+    case = charter_commands.open_case(project, home)
+    charter = case.project.charter
+    if charter.paused_at_s is not None:
+        return [f"{owner_pause_words(charter.paused_at_s)} already: revision {charter.revision}"]
+    return [
+        *charter_commands.revise(case, structs.replace(charter, paused_at_s=time.time())),
+        "once that is in force, merges that were begun are finished and no new ones begin; "
+        "learners free their memory, stay connected, and go on by themselves after",
+        f"    shoal project resume {case.target.name}",
+    ]
+
+
 def resume(
     project: ProjectPath, *, instance: Instance = DEFAULT_INSTANCE, home: HomeHere
 ) -> list[str]:
-    """Sign the word to go on from this very pause; a later one needs another word.
+    """Sign the word to go on: from the owner's pause, or from this very pause of the guard.
 
-    UserError if merging is not paused, TransientError if nobody here knows.
+    A later pause of the guard needs another word. UserError if nobody pauses the run,
+    TransientError if nobody here knows.
     """
     case = charter_commands.open_case(project, home)
-    charter, pause = case.project.charter, pause_here(case, instance)
-    if pause is None:
+    charter = case.project.charter
+    if charter.paused_at_s is not None:
+        lines = charter_commands.revise(case, structs.replace(charter, paused_at_s=None))
+        return [*lines, "once that is in force, learners go on by themselves"]
+    held = pause_here(case, instance)
+    if held is None:
         raise UserError(
-            f"The guard does not pause {case.project.genesis.name}. For learners of this machine "
-            "that you paused: shoal resume"
+            f"Neither its owner nor the guard pauses {case.project.genesis.name}. For learners of "
+            "this machine that you paused: shoal resume"
         )
-    if charter.resumed == pause.record:
+    if charter.resumed == held.record:
         raise UserError(
             f"Revision {charter.revision} says so already, and the voters have not adopted it yet. "
             "`shoal status` says who is missing."
         )
-    lines = charter_commands.revise(case, structs.replace(charter, resumed=pause.record))
+    lines = charter_commands.revise(case, structs.replace(charter, resumed=held.record))
     return [
-        f"{pause.words}.",
+        f"{held.words}.",
         *lines,
         "once that is in force, the guard compares with what is measured from then on",
     ]

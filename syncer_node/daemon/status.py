@@ -11,7 +11,7 @@ from host.transport import Transport
 from protocol import limits, probes, status
 from protocol.ids import short
 from protocol.log.accounts import Account, printable, suspended_words
-from protocol.log.guard import Pause, pause_words
+from protocol.log.guard import Pause, owner_pause_words, pause_words
 from protocol.log.heldout import disputed_words
 from protocol.log.state import SwarmState
 from protocol.messages import Unfit
@@ -36,13 +36,15 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return machine.lost.text
     if leadership is None:
         also = f" {pause_words(state.pause, state.accounts)}." if state.pause is not None else ""
+        if state.owner_paused_at_s is not None:
+            also += f" {owner_pause_words(state.owner_paused_at_s)}."
         return f"{_standby_sentence(machine, now_s)}{also}"
     if leadership.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
         return f"The run is complete: {state.global_step:,} global steps{loss}."
-    if state.pause is not None:
-        return guard_sentence(state, state.pause)
+    if state.is_resting:
+        return _resting_sentence(leadership)
     if leadership.rounds.stalled and now_s < leadership.rounds.stalled_until_s:
         return f"Merging paused: {leadership.rounds.stalled}."
     if leadership.is_closing:
@@ -53,6 +55,20 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
         return "The token budget is reached; finishing and evaluating the last rounds."
     away = away_words(raft, now_s)
     return f"{_training_sentence(leadership, now_s, is_whole=not away)}{away}"
+
+
+def _resting_sentence(leadership: Leadership) -> str:
+    """Who pauses the run, since when, and how it goes on."""
+    state, said = leadership.state, []
+    if state.owner_paused_at_s is not None:
+        here = len(list(leadership.members.live()))
+        said += [
+            f"{owner_pause_words(state.owner_paused_at_s)}. {_learners(here)} here.",
+            "`shoal project resume PROJECT` goes on.",
+        ]
+    if state.pause is not None:
+        said.append(guard_sentence(state, state.pause))
+    return " ".join(said)
 
 
 def guard_sentence(state: SwarmState, pause: Pause) -> str:

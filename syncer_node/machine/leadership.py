@@ -251,7 +251,8 @@ class Leadership:
             self.rounds.last_sequence.pop(session_key, None)
         self.leasing.look(now_s)
         is_paused = self.state.pause is not None
-        is_open = self.phase is Phase.TRAINING and not self.is_closing and not is_paused
+        is_resting = self.state.is_resting
+        is_open = self.phase is Phase.TRAINING and not self.is_closing and not is_resting
         self.rounds.look(now_s, may_open=is_open and may_open)
         self.snapshots.look(now_s, may_begin=is_open and may_open)
         self.probing.look(now_s)

@@ -178,6 +178,8 @@ def eta(scene: Scene) -> str:
         return "finishing"
     if swarm.tokens == 0:
         return "not known"  # Nobody has begun, so nothing stands still.
+    if swarm.owner_paused_at_s is not None:
+        return "paused by the owner"
     if isinstance(status, NodeStatus) and status.state == "adrift":
         return "not known"
     if scene.is_stalled(status):

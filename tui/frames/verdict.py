@@ -159,17 +159,12 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
     if status.phase in ("starting", "taking the seat"):
         return Verdict("START", said)
     problems = _electorate(scene, status.seat)
-    worst: Level = "WELL" if _WELL.match(said) and not problems else "CARE"
-    is_paused = "paused" in said.split(":")[0]
-    if is_paused:
-        pause = status.swarm.pause
-        worst = "CARE" if pause is not None and pause.goes_back else "TROUBLE"
+    is_paused = status.swarm.pause is not None or "paused" in said.split(":")[0]
+    worst = _first_level(status, said, is_paused=is_paused, is_whole=not problems)
     if said.startswith(_NOBODY):
         worst = _at_rest(status, worst)
         said += _why_here(scene)
     said = _NOT_HERE.sub("", said) if problems else said
-    if status.seat is not None and election.lacks_majority(status.seat):
-        worst = "TROUBLE"  # Nothing is merged before another voter is back.
     recent = [peer for peer in lost(status) if peer.heard_s < NEWS_S]
     missing = [one for one in (_lost(status, recent), _quiet(status)) if one]
     short = _short_of_quorum(status)
@@ -191,6 +186,20 @@ def _syncer(scene: Scene, status: SyncerStatus) -> Verdict:
         problems.insert(0, said)
         said = ""
     return Verdict(worst, " ".join([*problems, said]).strip())
+
+
+def _first_level(status: SyncerStatus, said: str, *, is_paused: bool, is_whole: bool) -> Level:
+    """By what the daemon says of itself, and its voters. is_paused: against its owner's will."""
+    pause = status.swarm.pause
+    if status.seat is not None and election.lacks_majority(status.seat):
+        return "TROUBLE"  # Nothing is merged before another voter is back.
+    if is_paused:
+        return "CARE" if pause is not None and pause.goes_back else "TROUBLE"
+    if not is_whole:
+        return "CARE"
+    if status.swarm.owner_paused_at_s is not None:
+        return "PAUSED"
+    return "WELL" if _WELL.match(said) else "CARE"
 
 
 def _at_rest(status: SyncerStatus, level: Level) -> Level:
@@ -216,7 +225,8 @@ def _why_here(scene: Scene) -> str:
 def _short_of_quorum(status: SyncerStatus) -> str:
     """Whether fewer learners are here than a round needs."""
     here = sum(peer.state != "unfit" for peer in alive(status))
-    if status.phase != "training" or not 0 < here < status.project.quorum:
+    is_paused = status.swarm.owner_paused_at_s is not None
+    if status.phase != "training" or is_paused or not 0 < here < status.project.quorum:
         return ""
     verb = "is" if here == 1 else "are"
     return f"A round needs {status.project.quorum} learners, {here} {verb} here."
@@ -247,7 +257,7 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
     """A word on rounds that do not end, where they should."""
     if status.phase != "training" or not any(one.state == "training" for one in status.peers):
         return None
-    if not scene.is_stalled(status):
+    if not scene.is_stalled(status) or status.swarm.owner_paused_at_s is not None:
         return None
     still_s = scene.still_s(status)
     text = f"No merge for {fmt.whole(still_s)}"
@@ -284,7 +294,8 @@ def _standby(scene: Scene, status: SyncerStatus, seat: SeatStatus, said: str) ->
     if any(row.is_leader and not row.is_here for row in seat.voters):
         return Verdict("CARE", _leader_lost(scene, seat))
     problems = _electorate(scene, seat)
-    level: Level = "PAUSED" if seat.is_drained else "WELL"
+    is_paused = seat.is_drained or status.swarm.owner_paused_at_s is not None
+    level: Level = "PAUSED" if is_paused else "WELL"
     if problems or status.swarm.pause is not None or (seat.leader_heard_s or 0.0) >= LEADER_QUIET_S:
         level = "CARE"
     leader = fmt.clean(seat.leader, 64)[: election.KEY_CHARS]

@@ -94,6 +94,8 @@ def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | N
         return f"{line} · done"
     if swarm.is_ending:
         return f"{line} · finishing"
+    if swarm.owner_paused_at_s is not None:
+        return f"{line} · paused by the owner"
     if swarm.pace is not None:
         left_s = swarm.pace.left_s
         return (

@@ -599,3 +599,45 @@ def test_a_suspended_trainer_that_has_too_little_memory_to_wake_rests_too(bench)
         assert bench.trainer is TrainerState.WAKING
     bench.done(WakeTrainer, TrainerReady("cpu", 1))
     assert bench.machine.context.tally.lost_steps == 0
+
+
+# A run that its owner paused
+
+
+def run_charter(bench, revision, paused_at_s):
+    charter = structs.replace(bench.tiny.charter, revision=revision, paused_at_s=paused_at_s)
+    return bench.log.add(CharterAdopted(sealed_charter(charter)))
+
+
+def test_while_the_owner_pauses_the_run_a_learner_frees_its_memory_and_then_goes_on(bench):
+    bench.commit(run_charter(bench, 2, 1.7e9))
+    assert bench.trainer is TrainerState.SUSPENDING
+    bench.done(SuspendTrainer, TrainerSuspended())
+    assert (bench.trainer, bench.beat().state) == (TrainerState.SUSPENDED, "paused")
+    assert bench.said().startswith(
+        "Paused by the project's owner since 2023-11-14 22:13 UTC. This machine rests,"
+    )
+    bench.commit(run_charter(bench, 3, None))
+    assert bench.trainer is TrainerState.WAKING
+    bench.done(WakeTrainer, TrainerReady("cpu", 8))
+    assert bench.said() == "Training."
+    assert bench.machine.context.tally.lost_steps == 0
+
+
+def test_the_word_of_this_machines_owner_holds_beside_that_of_the_runs(bench):
+    bench.suspend()
+    bench.commit(run_charter(bench, 2, 1.7e9))
+    assert bench.said().startswith("Paused by its owner until resumed.")
+    assert bench.said().endswith("Paused by the project's owner since 2023-11-14 22:13 UTC, too.")
+    bench.note(ResumeAsked())
+    assert bench.trainer is TrainerState.SUSPENDED
+    assert bench.said().startswith("Paused by the project's owner")
+    bench.commit(run_charter(bench, 3, None))
+    assert bench.trainer is TrainerState.WAKING
+
+
+def test_who_wants_to_leave_meanwhile_need_not_wait(bench):
+    bench.commit(run_charter(bench, 2, 1.7e9))
+    bench.done(SuspendTrainer, TrainerSuspended())
+    effects = bench.note(FinishAsked())
+    assert "the project's owner pauses merging" in stops(effects)[0].reason

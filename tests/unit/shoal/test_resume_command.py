@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
@@ -77,7 +79,7 @@ def test_the_next_revision_names_the_record_with_which_it_began(home, role, caps
 
 def test_where_nothing_is_paused_nothing_is_signed(home, capsys):
     assert resume(home, SwarmStatus(log_index=90)) == 2
-    assert "The guard does not pause tiny" in capsys.readouterr().err
+    assert "Neither its owner nor the guard pauses tiny" in capsys.readouterr().err
     assert charter().revision == 1
 
 
@@ -92,3 +94,30 @@ def test_where_nobody_knows_it_says_where_to_run_it(home, capsys):
     assert main(["project", "resume", "tiny.shoal"]) != 0
     assert "Run this where its syncer runs" in capsys.readouterr().err
     assert charter().revision == 1
+
+
+# The owner's own pause.
+
+
+def test_a_run_is_paused_and_goes_on_by_the_next_revisions(home, capsys):
+    began_s = time.time()
+    assert main(["project", "pause", "tiny.shoal"]) == 0
+    assert charter().revision == 2
+    assert began_s <= charter().paused_at_s <= time.time()
+    said = capsys.readouterr().out
+    assert "the run is paused" in said
+    assert "shoal project resume tiny.shoal" in said
+    assert main(["project", "pause", "tiny.shoal"]) == 0
+    assert "Paused by the project's owner since" in capsys.readouterr().out
+    assert charter().revision == 2, "nothing new was signed"
+    assert main(["project", "resume", "tiny.shoal"]) == 0
+    assert (charter().revision, charter().paused_at_s) == (3, None)
+    assert "the run goes on" in capsys.readouterr().out
+
+
+def test_another_change_of_the_project_leaves_it_paused(home):
+    assert main(["project", "pause", "tiny.shoal"]) == 0
+    paused_at_s = charter().paused_at_s
+    assert main(["project", "set", "tiny.shoal", "rounds.quorum=1"]) in (0, 2)
+    assert main(["project", "ban", "ab" * 32, "tiny.shoal"]) == 0
+    assert charter().paused_at_s == paused_at_s

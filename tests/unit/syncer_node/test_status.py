@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from protocol import limits
 from protocol.log.accounts import Account, Refusal
-from protocol.log.records import AccountsNoted
+from protocol.log.records import AccountsNoted, CharterAdopted
 from protocol.messages import Settled
 from protocol.peers.membership import Session
-from syncer_node.daemon.status import nobody_trains, outcomes, peer_row, peer_rows, unfit_words
+from syncer_node.daemon.status import (
+    nobody_trains,
+    outcomes,
+    peer_row,
+    peer_rows,
+    sentence,
+    unfit_words,
+)
 from tests.support.builders import (
     ONE,
     TWO,
@@ -20,6 +28,7 @@ from tests.support.builders import (
     merged,
     project,
     rounds,
+    sealed_charter,
     weights,
 )
 
@@ -104,3 +113,14 @@ def test_an_account_says_what_became_of_its_pushes():
     account = Account(merges=5, clipped=2, refused={"late": 3, "rejected: false-claim": 1})
     assert account.fates() == {"merged": 3, "clipped": 2, "late": 3, "false-claim": 1}
     assert Account().fates() == {}
+
+
+def test_a_leader_of_a_run_that_its_owner_paused_says_since_when_and_how_it_goes_on():
+    log = founded(weights())
+    charter = msgspec.structs.replace(log.tiny.charter, revision=2, paused_at_s=1.7e9)
+    log.add(CharterAdopted(sealed_charter(charter, log.tiny)))
+    bench = SyncerBench(recovered=log.recovered(), charter=charter).start(ONE, TWO)
+    assert sentence(bench.machine, bench.now_s) == (
+        "Paused by the project's owner since 2023-11-14 22:13 UTC. 2 learners here. "
+        "`shoal project resume PROJECT` goes on."
+    )

@@ -9,11 +9,19 @@ import pytest
 from rich.console import Console
 
 from host.control.metrics import metrics_of
-from protocol.status import DaemonStatus, PauseStatus, RestoredStatus, SwarmStatus
+from protocol.status import (
+    DaemonStatus,
+    PaceStatus,
+    PauseStatus,
+    RestoredStatus,
+    SeatStatus,
+    SwarmStatus,
+    VoterRow,
+)
 from tests.support import recordings
 from tui.frames.frame import Frame
 from tui.frames.history import History, sample
-from tui.frames.scene import Scene
+from tui.frames.scene import Scene, eta
 from tui.frames.verdict import Verdict, judge
 from tui.text.status_view import render
 from tui.views import this_node
@@ -164,3 +172,44 @@ def test_metrics_say_when_it_went_back():
     assert "shoal_guard_went_back_timestamp_seconds" not in metrics(swarm())
     found = metrics(msgspec.structs.replace(swarm(None), restored=RESTORED))
     assert found["shoal_guard_went_back_timestamp_seconds"] == RESTORED.at_s
+
+
+# The owner's own pause
+
+OWNERS = "Paused by the project's owner since 2026-11-22 14:02 UTC."
+
+
+def owners(status: DaemonStatus, **changes: object) -> DaemonStatus:
+    quiet = msgspec.structs.replace(swarm(None), owner_paused_at_s=PAUSE.at_s)
+    return msgspec.structs.replace(status, swarm=quiet, **changes)
+
+
+def test_a_run_that_its_owner_paused_is_no_alarm_however_long_nothing_is_merged():
+    said = f"{OWNERS} 3 learners here. `shoal project resume PROJECT` goes on."
+    still = PaceStatus(still_s=86_400.0, gap_s=1.0)
+    resting = owners(leader(), sentence=said)
+    resting.swarm.pace = still
+    resting.peers[0].state = "training"
+    assert verdict(resting) == Verdict("PAUSED", said)
+    assert eta(scene(resting)) == "paused by the owner"
+    node = owners(learner(), sentence=f"{OWNERS} This machine rests.")
+    assert verdict(node).level == "PAUSED"
+    for status in (resting, node):
+        console = Console(width=110, record=True, file=io.StringIO())
+        console.print(render([status], width=110))
+        assert "paused by the owner" in console.export_text()
+
+
+def test_a_lost_voter_is_an_alarm_also_in_a_paused_run():
+    row = VoterRow(key="v", role="syncer", priority=40, is_here=False, heard_s=40.0)
+    me = VoterRow(key="k", role="syncer", priority=50, is_self=True, is_here=True)
+    seat = SeatStatus(role="leading", epoch=0, term=1, leader="k", voters=[me, row])
+    said = verdict(owners(leader(), sentence=OWNERS, seat=seat))
+    assert said.level == "TROUBLE"
+    assert said.sentence.startswith("1 of 2 voters not here")
+
+
+def test_the_guards_pause_is_trouble_whoever_pauses_beside_it():
+    both = owners(leader(), sentence=f"{OWNERS} {WORDS}. {OUT}")
+    both.swarm.pause = PAUSE
+    assert verdict(both).level == "TROUBLE"
