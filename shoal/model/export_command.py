@@ -10,7 +10,7 @@ from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.signed_project import OpenedProject, newest_of
 from node.trainer.tools.dtypes import Dtype, dtypes_of, in_words
 from protocol.errors import RemoteError, ShoalError, UserError
-from protocol.project import Genesis
+from protocol.project import Genesis, hub_source
 from shoal.common import extras
 from shoal.common.choices import HomeHere, Instance, NotNegative, option, switch
 from shoal.common.writing import writing
@@ -101,7 +101,7 @@ def _write(
         from node.trainer.tools.export_adapter import write_adapter
 
         write_adapter(genesis, fragments, to)
-        return "adapter", "f32", f"peft.AutoPeftModelForCausalLM.from_pretrained({str(to)!r})"
+        return "adapter", "f32", adapter_loader(genesis, to)
     from node.trainer.tools.export import export_model
 
     export_model(genesis, fragments, to, home.data_cache(), dtype)
@@ -111,6 +111,19 @@ def _write(
     else:
         loader = f"transformers.{_loader(genesis)}.from_pretrained({str(to)!r})"
     return "model", stored, loader
+
+
+def adapter_loader(genesis: Genesis, to: Path) -> str:
+    """What loads an adapter: with the published model where `peft` finds it by itself, on the hub;
+    else beside the model, wherever its folder is."""
+    base = genesis.base
+    if base is None or hub_source(base.source) is not None:
+        return f"peft.AutoPeftModelForCausalLM.from_pretrained({str(to)!r})"
+    folder = base.source.partition(":")[2]
+    return (
+        f"peft.PeftModel.from_pretrained(base, {str(to)!r}), where base is what"
+        f" transformers.AutoModelForCausalLM.from_pretrained loads from the folder {folder}"
+    )
 
 
 def _loader(genesis: Genesis) -> str:

@@ -57,7 +57,7 @@ def card(
         facts,
         *([_curve(chosen)] if has_picture else []),
         "## Load it",
-        _loading(genesis, is_adapter=is_adapter),
+        loading(genesis, is_adapter=is_adapter),
         "## Who trained it",
         *_contributors(accounts, genesis.fragments),
         "## Make it again",
@@ -112,18 +112,31 @@ from peft import AutoPeftModelForCausalLM
 model = AutoPeftModelForCausalLM.from_pretrained(".")  # this folder, or its name on the hub
 ```
 
-It loads the model that `adapter_config.json` names as `base_model_name_or_path`: a name on the
-hub, or a folder."""
+It loads the model that `adapter_config.json` names as `base_model_name_or_path`, from the hub."""
+
+_LOAD_BESIDE_A_FOLDER: Final = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("FOLDER")  # the published model, wherever it lies
+model = PeftModel.from_pretrained(base, ".")  # this folder, or its name on the hub
+```"""
 
 
-def _loading(genesis: Genesis, *, is_adapter: bool) -> str:
+def loading(genesis: Genesis, *, is_adapter: bool) -> str:
+    """The lines of Python that load what was exported, in Markdown."""
     if genesis.trainer is not None:
         return _LOAD_TENSORS
     if genesis.images is not None:
         return _LOAD_IMAGES.replace("MODE", "L" if genesis.images.channels == 1 else "RGB")
     if genesis.masked is not None:
         return _LOAD_MASKED
-    return _LOAD_ADAPTER if is_adapter else _LOAD
+    if not is_adapter:
+        return _LOAD
+    base = genesis.base
+    is_folder = base is not None and hub_source(base.source) is None
+    return _LOAD_BESIDE_A_FOLDER if is_folder else _LOAD_ADAPTER
 
 
 def plain(text: str) -> str:

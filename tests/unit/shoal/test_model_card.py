@@ -12,8 +12,8 @@ from protocol.log.accounts import ChosenName
 from protocol.log.records import AccountsNoted, CheckpointEvaluated, CheckpointMarked, SeatTaken
 from protocol.project import BaseSpec, BaseTensor, FirstState
 from shoal.model.export_choice import choose
-from shoal.model.export_command import _draw
-from shoal.model.model_card import ROWS_MAX, card, plain
+from shoal.model.export_command import _draw, adapter_loader
+from shoal.model.model_card import ROWS_MAX, card, loading, plain
 from syncer_node.storage.store import Checkpoint, Store
 from tests.support.builders import ONE, SYNCER, TWO, contribution, merged, weights
 from tests.support.hosted_logs import Hosted, hosted_log
@@ -141,3 +141,24 @@ def test_the_picture_is_of_the_run_and_its_absence_has_a_reason(hosted, tmp_path
         assert "record 3 is damaged" in _draw(hosted.opened, hosted.root, path)
     monkeypatch.setattr("shoal.model.export_command.find_spec", lambda name: None)
     assert "shoal-train[plots]" in _draw(hosted.opened, hosted.root, path)
+
+
+@pytest.mark.parametrize(
+    ("source", "loads"),
+    [
+        (f"hub:owner/model@{COMMIT}", "AutoPeftModelForCausalLM.from_pretrained("),
+        ("folder:SmolLM2", "PeftModel.from_pretrained(base, "),
+    ],
+)
+def test_an_adapter_is_loaded_beside_a_folder_where_peft_would_look_on_the_hub(
+    hosted, tmp_path, source, loads
+):
+    zeros = FirstState(bytes(32), bytes(32))
+    base = BaseSpec(source, (BaseTensor("BF16", bytes(32)),), (zeros,))
+    genesis = msgspec.structs.replace(hosted.opened.genesis, base=base)
+    said = adapter_loader(genesis, tmp_path / "mine")
+    assert said.startswith(f"peft.{loads}")
+    assert ("from the folder SmolLM2" in said) == source.startswith("folder")
+    shown = loading(genesis, is_adapter=True)
+    assert loads in shown
+    assert ('from_pretrained("FOLDER")' in shown) == source.startswith("folder")
