@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 WHICH = ("best", "latest")
 
+ROUNDED_MAX = 0.05
+"""Less than that nobody needs to hear of."""
+
 
 def export(
     project: Annotated[
@@ -75,8 +78,8 @@ def export(
         store, checkpoint, opened, step=step, is_average=ema, is_untrained_wanted=untrained
     )
     genesis, weights = opened.genesis, chosen.weights()
-    what, stored, loader = _write(genesis, weights, to, home, dtype, is_adapter=adapter)
-    lines = [f"wrote the {what} of {opened.genesis.name} to {to}, weights as {stored}"]
+    what, stored, loader, notes = _write(genesis, weights, to, home, dtype, is_adapter=adapter)
+    lines = [f"wrote the {what} of {opened.genesis.name} to {to}, weights as {stored}", *notes]
     if not chosen.is_trained:
         lines.append("these are the first weights: nobody has trained them")
     card = _describe(opened, chosen, store, to, stored, home, adapter)
@@ -95,22 +98,29 @@ def _write(
     dtype: Dtype | None,
     *,
     is_adapter: bool,
-) -> tuple[str, str, str]:
-    """Writes the weights: what they are, how they are stored, and what loads them, in words."""
+) -> tuple[str, str, str, list[str]]:
+    """Writes the weights: what they are, how they are stored, and what loads them, in words; and
+    what else there is to say."""
     if is_adapter:
         from node.trainer.tools.export_adapter import write_adapter
 
         write_adapter(genesis, fragments, to)
-        return "adapter", "f32", adapter_loader(genesis, to)
+        return "adapter", "f32", adapter_loader(genesis, to), []
     from node.trainer.tools.export import export_model
 
-    export_model(genesis, fragments, to, home.data_cache(), dtype)
+    rounded = export_model(genesis, fragments, to, home.data_cache(), dtype)
     stored = in_words(dtypes_of(genesis, dtype))
     if genesis.trainer is not None:
         loader = f"safetensors.torch.load_file({str(to / 'model.safetensors')!r})"
     else:
         loader = f"transformers.{_loader(genesis)}.from_pretrained({str(to)!r})"
-    return "model", stored, loader
+    if rounded <= ROUNDED_MAX:
+        return "model", stored, loader, []
+    note = (
+        f"note: rounding to {stored} moved the weights {100 * rounded:.0f} % as far as the adapter "
+        "did; with --dtype f32 nothing is lost"
+    )
+    return "model", stored, loader, [note]
 
 
 def adapter_loader(genesis: Genesis, to: Path) -> str:

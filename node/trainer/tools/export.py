@@ -9,6 +9,7 @@ without `trust_remote_code`.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from node.trainer.text.tokenizer import (
 )
 from node.trainer.text.tokenizer_files import GENERATION_FILE, NAMES, SETTINGS_FILE
 from node.trainer.tools.dtypes import Dtype, dtypes_of
-from node.trainer.tools.export_adapter import merged_model
+from node.trainer.tools.export_adapter import Merged, merged_model
 from protocol.errors import UserError
 from protocol.project import Genesis, ImageSpec
 
@@ -62,9 +63,12 @@ def export_model(
     directory: Path,
     cache: Path,
     dtype: Dtype | None = None,
-) -> None:
+) -> float:
     """Writes config.json, model.safetensors, and the tokenizer files or preprocessor_config.json;
     generation_config.json where the model goes on with a text.
+
+    Returns how far rounding to the dtype moved the tensors that an adapter stood beside, as a share
+    of how far the adapter did; 0 where there is none.
 
     fragments: f32 [numel] each, in fragment order. cache: the home's, with the pinned files. dtype:
     of every tensor; None: as the base model's files stored each, f32 without one. UserError if the
@@ -72,9 +76,9 @@ def export_model(
     """
     if genesis.trainer is not None:
         _export_tensors(genesis, fragments, directory)
-        return
+        return 0.0
     transformers.utils.logging.disable_progress_bar()
-    model = trained_model(genesis, fragments, cache)
+    model, moved = _trained(genesis, fragments, cache)
     if genesis.images is not None:
         model.config.id2label = dict(enumerate(genesis.images.classes))
         model.config.label2id = {name: at for at, name in enumerate(genesis.images.classes)}
@@ -82,6 +86,7 @@ def export_model(
         _say_tokens(
             model, genesis, load_vocabulary(genesis.data.tokenizer, genesis.tokenizer, cache)
         )
+    rounded = _rounded(model, moved, dtypes_of(genesis, dtype))
     usual = _cast(model, dtypes_of(genesis, dtype))
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,12 +94,13 @@ def export_model(
         _say_dtype(directory / CONFIG_FILE, usual)
         if genesis.images is not None:
             _save_processor(genesis.images, directory)
-            return
+            return rounded
         _save_tokenizer(genesis, cache, directory)
         if genesis.writes:
             _save_pinned(genesis, cache, directory, {GENERATION_FILE})
     except OSError as error:
         raise _unwritable(directory, error) from error
+    return rounded
 
 
 def _say_tokens(
@@ -162,6 +168,10 @@ def trained_model(
     UserError if the model cannot be built, or the base of an adapter is not here.
     """
     require_decoder(genesis)
+    return _trained(genesis, fragments, cache).network
+
+
+def _trained(genesis: Genesis, fragments: Sequence[Floats], cache: Path | None) -> Merged:
     if genesis.adapter is not None:
         assert cache is not None, "a frozen base lies in a cache"
         return merged_model(genesis, genesis.adapter, fragments, cache)
@@ -169,7 +179,20 @@ def trained_model(
     view = FragmentView(model, layout_of(genesis))
     for index, values in enumerate(fragments):
         view.write(index, values)
-    return model
+    return Merged(model, {})
+
+
+def _rounded(
+    model: transformers.PreTrainedModel, moved: Mapping[str, float], dtypes: Mapping[str, Dtype]
+) -> float:
+    """How far rounding moves these tensors, as a share of how far training did."""
+    off = sum(
+        float((tensor.detach().to(_TORCH[dtypes[name]]).float() - tensor).square().sum())
+        for name, tensor in model.named_parameters()
+        if name in moved
+    )
+    whole = sum(moved.values())
+    return math.sqrt(off / whole) if whole else 0.0
 
 
 def require_decoder(genesis: Genesis) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import transformers
@@ -23,10 +23,19 @@ _PREFIX: Final = "base_model.model."
 """Of every name in an adapter's file: where `peft` keeps the model that it wraps."""
 
 
+class Merged(NamedTuple):
+    """A whole model with an adapter merged into it, f32."""
+
+    network: transformers.PreTrainedModel
+    moved: dict[str, float]
+    """By name of each tensor that the adapter stood beside: the sum of the squares of what it
+    added."""
+
+
 def merged_model(
     genesis: Genesis, adapter: AdapterSpec, fragments: Sequence[Floats], cache: Path
-) -> transformers.PreTrainedModel:
-    """The whole model with the adapter merged into it, f32.
+) -> Merged:
+    """The whole model with the adapter merged into it.
 
     fragments: f32 [numel] each, in fragment order. cache: the home's. UserError if the frozen base
     is not there.
@@ -44,13 +53,15 @@ def merged_model(
     view = FragmentView(network, layout_of(genesis))
     for index, values in enumerate(fragments):
         view.write(index, values)
+    moved = {}
     for name, layer in list(network.named_modules()):
         if isinstance(layer, LoraLayer):
             wrapped: Any = layer
+            moved[f"{name}.weight"] = float(wrapped.get_delta_weight(NAME).detach().square().sum())
             wrapped.merge()
             above, _, last = name.rpartition(".")
             setattr(network.get_submodule(above), last, wrapped.get_base_layer())
-    return network
+    return Merged(network, moved)
 
 
 def write_adapter(genesis: Genesis, fragments: Sequence[Floats], directory: Path) -> None:

@@ -256,6 +256,31 @@ def test_what_is_exported_loads_in_peft_and_merged_in_transformers(place, folder
     assert not torch.allclose(theirs, untrained, atol=1e-1)
 
 
+def test_it_is_told_how_much_of_an_adapter_rounding_loses(place, folder, tmp_path):
+    genesis = adapter_genesis(place, folder)
+    draw = np.random.default_rng(3)
+    begun, cache = first_adapter(genesis), place / "cache"
+    lost = {}
+    for size in (0.05, 0.005):
+        fragments = [
+            values + draw.normal(0, size, values.shape).astype(np.float32) for values in begun
+        ]
+        lost[size] = export_model(genesis, fragments, tmp_path / f"of-{size}", cache, "bf16")
+        assert export_model(genesis, fragments, tmp_path / f"all-{size}", cache, "f32") == 0.0
+    before = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for name in ("of-0.005", "all-0.005"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / name, dtype=torch.float32
+        )
+        found.append({key: one for key, one in model.named_parameters() if "_proj" in key})
+    off = sum(float((found[0][key] - one).square().sum()) for key, one in found[1].items())
+    held = {key: one.to(torch.bfloat16).float() for key, one in before.named_parameters()}
+    moved = sum(float((held[key] - one).square().sum()) for key, one in found[1].items())
+    assert lost[0.005] == pytest.approx((off / moved) ** 0.5, rel=1e-3)
+    assert 0.0 < lost[0.05] < lost[0.005]
+
+
 def test_a_whole_model_has_no_adapter_to_export(tmp_path, genesis):
     whole = msgspec.structs.replace(genesis, adapter=None)
     with pytest.raises(UserError, match="trains a whole model and no adapter"):
