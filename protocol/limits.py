@@ -60,6 +60,15 @@ HELD_PIECE_BYTES = 8 << 20
 HELD_PIECES_MAX = 65_536
 """Half a terabyte of frozen base model."""
 
+SHARD_BYTES_MAX = 64 << 20
+"""Of published data in one blob. They are cut at about a megabyte; a block may be larger."""
+
+SHARDS_MAX = 65_536
+"""Of the training data of one project, and of what is held out: 64 GiB of about a megabyte each."""
+
+MANIFEST_BYTES_MAX = 5 << 20
+"""The list of so many shards twice over, 34 bytes each."""
+
 TARGETS_MAX = 64
 """Kinds of layers that an adapter may name; models have about ten."""
 

@@ -258,6 +258,18 @@ DocumentRule = Literal["separate"] | None
 attention and positions of its own; None: joined, as one text."""
 
 
+class PublishedSpec(Struct, frozen=True, array_like=True):
+    """The data itself, as its owner tokenised it: in shards, which hosts give each other."""
+
+    manifest: Digest
+    """Content hash of the list of shards (`protocol.shards.ShardManifest`)."""
+    manifest_bytes: Annotated[int, Meta(ge=1, le=limits.MANIFEST_BYTES_MAX)]
+    shard_blocks: Annotated[int, Meta(ge=1, le=1 << 20)]
+    """Blocks in each shard but the last; shards of what is held out have as many sequences."""
+    token_bytes: Literal[2, 4]
+    """Of one token: unsigned in 2, or in 4 with context that nobody learns as -1 - id."""
+
+
 class Genesis(Struct, frozen=True, array_like=True):
     """Immutable facts of a project. `project_id` of its bytes names the project everywhere."""
 
@@ -282,6 +294,8 @@ class Genesis(Struct, frozen=True, array_like=True):
     images: ImageSpec | None = None
     """The model says the class of a picture."""
     documents: DocumentRule = None
+    published: PublishedSpec | None = None
+    """The data come from other hosts; None: every learner has them itself."""
 
     @property
     def writes(self) -> bool:

@@ -549,6 +549,22 @@ class SwarmSeen(Struct, kw_only=True):
     """None if the asker has it already."""
 
 
+class ShardStatus(Struct):
+    """What a learner has of published data."""
+
+    held: int
+    """Shards here, those of held-out data included."""
+    total: int
+    """Shards to train on, of the whole project."""
+    held_bytes: int
+    fetched_bytes: int
+    """From other hosts, since the daemon started."""
+    fed_bytes: int
+    """Of the text that its trainer was given since then."""
+    waiting: str = ""
+    """What the trainer waits for; empty if for none of them."""
+
+
 class NodeStatus(Struct, kw_only=True, tag="node"):
     """A learner daemon."""
 
@@ -636,6 +652,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     probes_declined: int = 0
     swarm_seen: SwarmSeen | None = None
     """Filled in by `shoal status`, where no syncer that leads runs beside it."""
+    shards: ShardStatus | None = None
+    """Of published data; None where every learner has them itself."""
 
 
 Status = SyncerStatus | NodeStatus

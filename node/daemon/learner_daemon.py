@@ -41,6 +41,7 @@ from host.transport import Transport
 from node.daemon.announcer import Announcer, tell_attempt, transport_of
 from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
+from node.daemon.published import PublishedData
 from node.daemon.sampler import Sampler
 from node.daemon.status import PayloadCounts, StatusReporter, node_state
 from node.daemon.swarm_view import SwarmView
@@ -48,6 +49,7 @@ from node.daemon.trainer_options import measures_for_others, trainer_configurati
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
+from node.download.shard_fetcher import NotHere
 from node.machine import jobs
 from node.machine.context import EpochStart, LearnerSetup
 from node.machine.learner import LearnerMachine
@@ -62,7 +64,7 @@ from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
 from protocol.errors import TransientError, UserError
 from protocol.fragments import build_layout
-from protocol.machine import Job, JobResult, Note, StopAsked
+from protocol.machine import Failed, Job, JobResult, Note, StopAsked
 from protocol.numerics.warm_up import warm_up
 from protocol.project import Genesis
 from protocol.signing import verify_ed25519
@@ -171,6 +173,7 @@ class LearnerDaemon:
         self.owner_limits = OwnerLimits(
             options, transport, self.trainer, self.machine.trainer_control
         )
+        self.published = PublishedData(self)
         self._join(identity, beginning)
         self._give(options.donate_mbps)
 
@@ -196,6 +199,7 @@ class LearnerDaemon:
             trainer=self.trainer,
             block_sequences=self.genesis.data.block_sequences,
             loaded=beginning.loaded,
+            feed=self.published.feed if self.published.fetcher is not None else None,
         )
         self.leader_fetcher = LeaderFetcher(self.locator, on_fault)
         self.fetcher = StateFetcher(
@@ -230,10 +234,13 @@ class LearnerDaemon:
 
     def _find_blob(self, digest: bytes) -> memoryview | None:
         held = self.blob_store.get(digest) or self.pinned_files.find(digest)
-        return held or self.held_base.find(digest)
+        return held or self.held_base.find(digest) or self.published.find(digest)
 
     def _is_weights(self, digest: bytes) -> bool:
-        return self.blob_store.is_grouped(digest) or self.held_base.find(digest) is not None
+        """Whether it is large: weights, pieces of a base model, shards of data."""
+        if self.blob_store.is_grouped(digest):
+            return True
+        return (self.held_base.find(digest) or self.published.find(digest)) is not None
 
     def _is_member(self, key: bytes) -> bool:
         context = self.machine.context
@@ -265,6 +272,8 @@ class LearnerDaemon:
 
     def _note(self, value: object) -> None:
         """Tell the machine."""
+        if isinstance(value, jobs.Stepped):
+            self.published.stepped(value)
         self.driver.take(Note(value))
 
     def _look_at_swarm(self) -> bool:
@@ -308,6 +317,7 @@ class LearnerDaemon:
                 self.fetcher.run,
                 self.owner_limits.governor.run,
                 self.sampler.run,
+                self.published.run,
                 self._report,
             )
             async with background(*works):
@@ -370,6 +380,8 @@ class LearnerDaemon:
                 self.moments.forget()
             case jobs.WithdrawMoments():
                 self.moments.withdraw()
+            case jobs.Feed() | jobs.DropFed():
+                self.published.feed(action)
             case _:
                 assert isinstance(action, jobs.TrainerAction), f"nothing here carries out {action}"
                 self.trainer.act(action)
@@ -395,6 +407,7 @@ class LearnerDaemon:
 
     async def _start(self, job: jobs.StartTrainer) -> JobResult:
         """Start a trainer, which goes on from a snapshot's part if there is one."""
+        self.published.begin()
         ready = await self.trainer.start(job)
         if isinstance(ready, jobs.TrainerReady):
             return await self.parts.restore(ready, job.inner)
@@ -402,9 +415,15 @@ class LearnerDaemon:
 
     async def _measure(self, job: jobs.Evaluate | jobs.ProbePush) -> JobResult:
         """A checkpoint's held-out loss, or what somebody's push does to the loss."""
-        if isinstance(job, jobs.Evaluate):
-            return await self.trainer.evaluate(job)
-        return await self.prober.run_job(job)
+        try:
+            async with self.published.holding(job):
+                if isinstance(job, jobs.Evaluate):
+                    return await self.trainer.evaluate(job)
+                return await self.prober.run_job(job)
+        except NotHere as error:
+            if isinstance(job, jobs.Evaluate):
+                return Failed(str(error))
+            return jobs.NotProbed("failed", str(error))
 
     async def _capture(self, job: jobs.Capture) -> JobResult:
         captured = await self.trainer.capture(job)

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 from host.files.pinned_files import PinnedFiles
+from host.files.shard_files import ShardFiles, learners_folder
 from host.files.signed_project import open_project
 from host.options import NodeOptions
 from host.transport import Transport
 from node.daemon.frozen_base import have_base
 from node.download.locator import Locator, fetch_genesis
-from node.download.pinned import fetch_pinned
+from node.download.pinned import fetch_manifest, fetch_pinned
 from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.numerics.outer import digest
@@ -33,8 +34,8 @@ async def learn_project(
 ) -> bytes:
     """The project's genesis, from this machine's copy or from a host named in the link.
 
-    The files that it pins and the frozen base model of an adapter are here as well, from whoever
-    has them.
+    The files that it pins, the list of published shards and the frozen base model of an adapter are
+    here as well, from whoever has them.
 
     UserError where this machine does not suit the project.
     """
@@ -49,7 +50,11 @@ async def learn_project(
         await _judge(options, transport, genesis)
     spec = wire.decode(genesis, Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
     files = PinnedFiles(options.home.data_cache(), spec.tokenizer)
-    await fetch_pinned(transport, link, Locator.of(transport, link, genesis), files, on_attempt)
+    locator = Locator.of(transport, link, genesis)
+    await fetch_pinned(transport, link, locator, files, on_attempt)
+    if spec.published is not None:
+        shards = ShardFiles(options.home.data_cache(), spec, learners_folder(options.instance))
+        await fetch_manifest(transport, link, locator, shards, on_attempt)
     await have_base(options, transport, spec, genesis, on_attempt)
     return genesis
 

@@ -244,7 +244,7 @@ class StatusReporter:
         daemon, machine, trainer = self.daemon, self.daemon.machine, self.daemon.trainer
         control = machine.trainer_control
         context, tally, charter = machine.context, machine.context.tally, machine.context.charter
-        (versions, lag), (path, rtt_s) = _versions(machine), self._way()
+        versions, lag = _versions(machine)
         now_s, download, owner_limits = time.monotonic(), self._download(), self._owner_limits()
         fragments = machine.fragment_sync.local_fragments
         return NodeStatus(
@@ -254,12 +254,11 @@ class StatusReporter:
             version=software.version(),
             uptime_s=now_s - self.started_s,
             state=node_state(machine),
-            sentence=_with_less(sentence(machine, now_s, download), owner_limits),
+            sentence=_with_less(self._sentence(now_s, download), owner_limits),
             link=machine.link.value,
             link_detail=machine.link_detail,
             heard_s=now_s - machine.heard_s if machine.heard_s else None,
-            path=path,
-            rtt_s=rtt_s,
+            **self._way(),
             trainer=control.trainer.value,
             trainer_detail=control.detail,
             trainer_pid=trainer.pid,
@@ -298,7 +297,14 @@ class StatusReporter:
             suspended=suspended(machine),
             probes=tally.probes,
             probes_declined=tally.probes_declined,
+            shards=daemon.published.status(),
         )
+
+    def _sentence(self, now_s: float, download: DownloadStatus | None) -> str:
+        machine, waiting = self.daemon.machine, self.daemon.published.waiting()
+        if waiting and node_state(machine) == "starved" and not suspended(machine):
+            return f"Waiting for text: {waiting}."
+        return sentence(machine, now_s, download)
 
     def progress_line(self) -> str:
         """One line now and then for the terminal of `shoal join`."""
@@ -335,13 +341,14 @@ class StatusReporter:
             left_s=left / progress.rate if progress.rate else None,
         )
 
-    def _way(self) -> tuple[str, float | None]:
+    def _way(self) -> dict[str, Any]:
         """How the leader is reached, and how fast it answers; empty and None without one."""
         machine, transport = self.daemon.machine, self.daemon.transport
         leader = machine.context.leader
         if leader is None or machine.link is not Link.FOLLOWING:
-            return "", None
-        return transport.paths().get(leader, ""), transport.round_trips.of(leader)
+            return {"path": "", "rtt_s": None}
+        path = transport.paths().get(leader, "")
+        return {"path": path, "rtt_s": transport.round_trips.of(leader)}
 
     def _owner_limits(self) -> GuestStatus | None:
         control, options = self.daemon.machine.trainer_control, self.daemon.options

@@ -7,6 +7,7 @@ import os
 
 from host.files.keystore import Identity
 from host.files.local_settings import Settings
+from host.files.shard_files import learners_folder
 from host.options import NodeOptions
 from node.governor.budget import threads_for
 from node.governor.governor import device_wanted
@@ -22,10 +23,15 @@ log = logging.getLogger("shoal.node")
 def data_location(options: NodeOptions, genesis: Genesis) -> str:
     """Where the training text lies here. UserError where that needs the owner's word.
 
-    A project names paths, and paths of a stranger's choice are not read: either the owner says
-    where the text is, or this very machine hosts the project and so chose the path itself.
+    Of published data it is the name of this learner's folder of shards. Otherwise a project names
+    paths, and paths of a stranger's choice are not read: either the owner says where the text is,
+    or this very machine hosts the project and so chose the path itself.
     """
     data = genesis.data
+    if genesis.published is not None:
+        if options.data is not None:
+            log.warning("this project publishes its data: --data %s is not read", options.data)
+        return learners_folder(options.instance)
     if options.data is not None:
         return options.data
     if data.source == "own":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
+from host.files.shard_files import HOST
 from node.trainer.devices import device_of, in_words
 from node.trainer.failures import TrainerFailure, failing_as
 from node.trainer.link import messages
@@ -143,6 +144,8 @@ class TrainerSetup:
         """Text or images; no torch yet, so that bad data is noticed in a second."""
         with self._phase("data"), failing_as("data"):
             cache = Path(configure.data_cache)
+            if genesis.published is not None:
+                return open_data(genesis, cache, shards=configure.data_location or HOST)
             data = genesis.data
             if configure.data_location is not None:
                 data = msgspec.structs.replace(data, location=configure.data_location)
@@ -288,28 +291,39 @@ class TrainerSetup:
         return vocabulary.decode(written)
 
 
-def open_data(genesis: Genesis, cache: Path) -> Data:
-    """The project's text or images, as its model reads them. UserError if they cannot be read."""
+def open_data(genesis: Genesis, cache: Path, *, shards: str = HOST) -> Data:
+    """The project's text or images, as its model reads them. UserError if they cannot be read.
+
+    shards: whose folder of published data in the cache is read.
+    """
     if (genesis.data.source == IMAGES) != (genesis.images is not None):
         raise UserError("This project contradicts itself: its data are images, or they are not.")
     if genesis.images is not None:
         from node.trainer.images.image_set import open_images
 
         return open_images(genesis.data, genesis.images, seed=genesis.seed, cache=cache)
-    from node.trainer.text.corpus import open_corpus
+    text = open_text(genesis, cache, shards=shards)
+    if genesis.masked is None:
+        return text
+    from node.trainer.text.masking import MaskedText
 
-    text = open_corpus(
+    return MaskedText(text, genesis.masked, seed=genesis.seed)
+
+
+def open_text(genesis: Genesis, cache: Path, *, shards: str = HOST) -> Corpus:
+    """The project's text: published, or this machine's copy. UserError if it cannot be read."""
+    from node.trainer.text.corpus import open_corpus
+    from node.trainer.text.published import open_published
+
+    if genesis.published is not None:
+        return open_published(genesis, cache=cache, owner=shards)
+    return open_corpus(
         genesis.data,
         seed=genesis.seed,
         cache=cache,
         tokenizer=genesis.tokenizer,
         documents=genesis.documents,
     )
-    if genesis.masked is None:
-        return text
-    from node.trainer.text.masking import MaskedText
-
-    return MaskedText(text, genesis.masked, seed=genesis.seed)
 
 
 def _vocabulary_size(data: Data | None) -> int:

@@ -36,6 +36,7 @@ from node.trainer_client.suspended_trainer import (
 )
 from node.trainer_client.tape import TrainerTape, applied, how_trained, replay_class, snapshot
 from protocol.errors import TransientError
+from protocol.log.records import Span
 from protocol.machine import Failed, JobResult
 from protocol.messages import Cursor
 from protocol.project import InnerSpec
@@ -92,6 +93,8 @@ class TrainerPort:
     """Bytes of files that a suspended one may take; None for whatever the disk has."""
     progress: float | None = None
     """Of the schedule, as last told."""
+    queued: Callable[[], tuple[Span, ...]] = lambda: ()
+    """Text leased to it that it gets later: its shards are not here yet."""
     _job: int = 0
     _waiting: dict[int, asyncio.Future[messages.Event]] = field(default_factory=dict)
     _replacing: str = ""
@@ -311,12 +314,19 @@ class TrainerPort:
             if suspended is not None:
                 slots = (*suspended.theta, *suspended.moments)
                 values = await self.in_pool(lambda: np.concatenate([one.values for one in slots]))
-                return values, suspended.state_with_fed()
+                return values, with_queued(suspended.state_with_fed(), self.queued())
             process = self.live()
             slot = process.slot(numel)
-            answer = await self.ask(lambda n: messages.CutPart(n, slot.identity, numel))
+            # What it is given after this command is not in its answer.
+            answer, queued = (
+                self.ask(lambda n: messages.CutPart(n, slot.identity, numel)),
+                self.queued(),
+            )
+            cut = await answer
             process.drop(slot)
-            return (slot.values, answer.state) if isinstance(answer, messages.PartCut) else None
+            if not isinstance(cut, messages.PartCut):
+                return None
+            return slot.values, with_queued(cut.state, queued)
 
     async def restore_part(self, values: F32, state: messages.LoopState) -> bool:
         """Make a trainer that has not begun what another one was; False if it ended."""
@@ -660,6 +670,12 @@ class TrainerPort:
         for future in waiting.values():
             if not future.done():
                 future.set_result(failed)
+
+
+def with_queued(state: messages.LoopState, queued: tuple[Span, ...]) -> messages.LoopState:
+    """The state with more text to read behind what it has."""
+    more = tuple((span.start, span.stop, span.skip) for span in queued)
+    return msgspec.structs.replace(state, ranges=(*state.ranges, *more))
 
 
 def loss_of(answer: messages.Evaluated) -> JobResult:

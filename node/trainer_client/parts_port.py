@@ -6,10 +6,12 @@ thread pool, so that neither the event loop nor the inner loop waits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from node.trainer.link.messages import LoopState
 from node.trainer_client.client import TrainerPort
 from node.trainer_client.fragment_bank import Held, Standing
 from protocol.errors import CorruptState, TransientError
+from protocol.log.records import Span
 from protocol.machine import Failed, JobResult
 from protocol.project import InnerSpec
 from protocol.snapshots.manifest import FileSum, stamp
@@ -108,6 +111,8 @@ class PartsPort:
     block_sequences: int
     loaded: LoadedPart | None = None
     """To go on from; taken by the first trainer."""
+    feed: Callable[[jobs.Feed], None] | None = None
+    """Gives a trainer leased text once its shards are here; None where nothing is waited for."""
     _cut: _Cut | None = None
     _bases: dict[int, tuple[BaseState, F32, F32]] = field(default_factory=dict)
 
@@ -195,12 +200,14 @@ class PartsPort:
         if loaded is None:
             return ready
         meta, arrays = loaded.meta, loaded.arrays
-        trouble = ""
+        loop, trouble = meta.loop, ""
+        if self.feed is not None:
+            loop = msgspec.structs.replace(loop, ranges=())
         if not meta.state.inner.trains_as(inner):
             trouble = "the project's training settings have changed"
         elif arrays["trainer"].size != self._numel():
             trouble = "it belongs to a model of another size"
-        elif not await self.trainer.restore_part(arrays["trainer"], meta.loop):
+        elif not await self.trainer.restore_part(arrays["trainer"], loop):
             raise TransientError("the trainer ended")
         if trouble:
             self.trainer.notice(f"the snapshot's part was not restored: {trouble}")
@@ -215,6 +222,8 @@ class PartsPort:
                 {sequence: merged} if sequence is not None and merged is not None else {},
             )
             self.trainer.bank.take_up(at, standing)
+        if self.feed is not None and meta.loop.ranges:
+            self.feed(jobs.Feed(tuple(Span(*one) for one in meta.loop.ranges)))
         unread = sum(
             (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
         )

@@ -89,7 +89,7 @@ def behind(spans: Sequence[Span], cursor: Cursor, block_sequences: int) -> list[
 
 @dataclass(slots=True)
 class LeaseBook:
-    """Positions handed out, positions given back, and the first one nobody ever had."""
+    """Positions handed out, positions given back or passed over, and the first behind all."""
 
     next_position: int = 0
     returned: list[Span] = field(default_factory=list)
@@ -237,12 +237,15 @@ class LeaseBook:
     def _take(self, wanted: Span) -> None:
         if wanted.start >= self.next_position:
             if wanted.start > self.next_position:
-                raise MalformedMessage("a lease skips positions")
+                # Of published data, where each learner reads a shard of its own.
+                self.returned.append(Span(self.next_position, wanted.start, 0))
             self.next_position = wanted.stop
             return
         for at, span in enumerate(self.returned):
-            if span.start == wanted.start and wanted.stop <= span.stop:
-                rest = [Span(wanted.stop, span.stop, 0)] if wanted.stop < span.stop else []
+            if span.start <= wanted.start and wanted.stop <= span.stop:
+                before = Span(span.start, wanted.start, span.skip)
+                behind = Span(wanted.stop, span.stop, 0)
+                rest = [one for one in (before, behind) if one.start < one.stop]
                 self.returned[at : at + 1] = rest
                 return
         raise MalformedMessage("a lease names positions that are neither new nor given back")

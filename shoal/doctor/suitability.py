@@ -42,7 +42,8 @@ def judge_of(
 
     def judge(genesis: Genesis, charter: Charter) -> str:
         found = examined(genesis, charter, settings)
-        if genesis.data.source == "chats" and data is not None:
+        is_read = genesis.data.source == "chats" and genesis.published is None
+        if is_read and data is not None:
             found.append(diagnosis.own_chats(data, joining.own_text(genesis.data, data)))
         bad = [one for one in found if one.verdict == "trouble"]
         if not bad:

@@ -66,6 +66,8 @@ class ProjectFile(Struct, frozen=True):
     """Height and width in pixels; None: the model's configuration says it."""
     masked_frac: float | None
     """Share of tokens that an encoder is asked for; None: as BERT's."""
+    publish: bool
+    """Whether the data are tokenised here once, and given to learners."""
     inner: specs.InnerSpec
     outer: specs.OuterSpec
     rounds: specs.RoundSpec
@@ -234,7 +236,16 @@ def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
     words = Literal["joined", "separate"]
     said = toml.read_value(table.pop("documents", "joined"), words, place.below("documents"))
     beside_them["documents"] = None if said == "joined" else said
+    publish = table.pop("publish", False)
+    if not isinstance(publish, bool):
+        raise place.below("publish").error(f"must be true or false, not {toml.shown(publish)}")
+    beside_them["publish"] = publish
     is_images = table.get("source") == "images"
+    if publish and table.get("source") in ("images", "own"):
+        raise place.below("publish").error(
+            "must be false for images and for data of one's own training code: only text and chats "
+            "are published yet"
+        )
     values = toml.read_table(
         table,
         specs.DataSpec,
@@ -446,6 +457,8 @@ def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pin
         documents=file.documents,
         images=data.images,
     )
+    if file.publish:
+        genesis = msgspec.structs.replace(genesis, published=sources.published(genesis, data_cache))
     if start is None:
         return genesis
     if adapter is not None:
@@ -513,11 +526,14 @@ def _with_training_code(
                 " text, or give its class a method `data`."
             )
         counted = samples.describe(data, described.data)
-    return msgspec.structs.replace(
+    made = msgspec.structs.replace(
         blank,
         model=msgspec.structs.replace(blank.model, tensors=described.tensors),
         data=msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest),
     )
+    if not file.publish:
+        return made
+    return msgspec.structs.replace(made, published=sources.published(made, data_cache))
 
 
 def make_charter(

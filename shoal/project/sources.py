@@ -79,6 +79,28 @@ def text(
     return Source(_counted(data, counted.blocks, counted.digest), tokenizer, masked)
 
 
+def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
+    """The text in shards, made of it unless `cache` holds them already.
+
+    UserError if it is too large for that, or nobody else could read it.
+    """
+    from node.trainer.text.corpus import open_corpus
+    from node.trainer.text.published import publish
+
+    data, tokenizer = genesis.data, genesis.tokenizer
+    if tokenizer is None and data.tokenizer != "bytes":
+        raise UserError(
+            f"The tokenizer {data.tokenizer!r} was not pinned when this project was signed first, "
+            "so its text cannot be published: learners could read it otherwise."
+        )
+    # Where a text begins is told by the token before it, so shards are the same for either rule.
+    documents = genesis.documents if data.source == "chats" else None
+    corpus = open_corpus(
+        data, seed=genesis.seed, cache=cache, tokenizer=tokenizer, documents=documents
+    )
+    return publish(corpus, seed=genesis.seed, cache=cache)
+
+
 def images(file: ProjectFile, start: StartingPoint | None, cache: Path) -> Source:
     """The images, decoded unless `cache` holds them already.
 

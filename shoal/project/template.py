@@ -95,7 +95,7 @@ SECTIONS = (
     ),
     Section(
         "data",
-        "What it is trained on. Every learner reads the text itself; it never travels over Shoal.",
+        "What it is trained on. Every learner needs it: from hosts, if published, else by itself.",
         (
             Line(
                 "source",
@@ -109,8 +109,15 @@ SECTIONS = (
                 "",
                 "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION); empty for "
                 "python-stdlib. A path counts on this machine: `~` is the home directory, other "
-                "paths start beside this file. Every learner elsewhere needs a copy of the data, "
-                "and names it with `shoal join --data PATH`",
+                "paths start beside this file",
+            ),
+            Line(
+                "publish",
+                False,
+                "true: signing tokenises the text once, and learners fetch what they train on from "
+                "this machine and each other, by the link alone; everybody who has the link can "
+                "read it. false: nothing is sent, and every learner elsewhere needs a copy of the "
+                "same files, `shoal join --data PATH` (hub: downloads it). Not for images and own",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
             Line(

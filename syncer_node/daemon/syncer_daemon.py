@@ -36,6 +36,7 @@ from host.control.weights import Cut, WeightsVerbs
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
 from host.files.pinned_files import PinnedFiles
+from host.files.shard_files import ShardFiles
 from host.files.signed_project import OpenedProject
 from host.join_link import JoinLink, format_link
 from host.network.leader_discovery import (
@@ -109,6 +110,12 @@ def _no_vote(identity: Identity, project: OpenedProject, options: SyncerOptions)
     )
 
 
+LACKS_SHARDS = (
+    "not all of the project's data are in {folder}: learners get the rest from other hosts, if"
+    " they have it. Copy that folder from the machine that signed the project, or sign there again"
+)
+
+
 class SyncerDaemon(VoterDaemon[SyncerOptions]):
     """All parts of a running syncer."""
 
@@ -143,6 +150,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         cache = options.home.data_cache()
         self.pinned_files = PinnedFiles(cache, project.genesis.tokenizer)
         self.held_base = HeldBase(cache, project.genesis)
+        self.shard_files = ShardFiles(cache, project.genesis)
         base = options.base or _noted_base(options, project.id)
         self.disk = CheckpointStore(
             self.store, self.bank, project, identity, base, cache, self.averages
@@ -209,6 +217,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             held = self.store.find_payload(name)
         if held is None:
             held = self.pinned_files.find(name) or self.held_base.find(name)
+            held = held or self.shard_files.find(name)
         return speed_probe.find(name) if held is None else held
 
     def join_link(self) -> str:
@@ -254,6 +263,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self.loop_watch.run,
             lambda: keep_pace(self.pace, lambda: self.machine.state),
             self._check_base,
+            self._check_shards,
         )
 
     def _close(self) -> None:
@@ -381,6 +391,15 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
     async def _check_base(self) -> None:
         """What is here of a frozen base model can be given from then on."""
         await asyncio.to_thread(self.held_base.missing)
+
+    async def _check_shards(self) -> None:
+        """What is here of published data can be given from then on."""
+        held = await asyncio.to_thread(self.shard_files.look)
+        table = self.shard_files.table
+        if self.project.genesis.published is not None:
+            log.info("gives %d shards of the project's data", len(held))
+            if table is None or len(held) < len(table.shards):
+                log.warning("%s", LACKS_SHARDS.format(folder=self.shard_files.folder))
 
     def _notice(self) -> SeatNotice:
         name, size = self._offer_charter(self.machine.setup.charter_envelope)

@@ -25,6 +25,7 @@ from protocol.log.state import SwarmState
 from protocol.machine import Disconnect, Failed, Stop
 from protocol.peers.membership import BARRED, Membership, Session
 from protocol.quorum import GraceWindow
+from protocol.shards import order_of
 from protocol.signing import open_envelope
 from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored, SnapshotOutline
 from syncer_node.machine import jobs
@@ -102,19 +103,7 @@ class Leadership:
         self.invites = Invites(state, propose)
         self.contributor_notes = ContributorNotes(state, self.members, propose)
         self.rounds = self._new_rounds()
-        self.leasing = Leasing(
-            state=state,
-            members=self.members,
-            limits=charter.limits,
-            propose=propose,
-            supply=TextSupply(
-                charter.rounds.local_steps,
-                charter.inner.batch_sequences,
-                setup.genesis.data.block_sequences,
-            ),
-            has_in_hand=lambda session: bool(self.rounds.in_hand(session)),
-            listening_since_s=now_s,
-        )
+        self.leasing = self._new_leasing()
         self.receipts = Receipts(effects, state, self.members)
         self.evaluating = Evaluating(
             state=state,
@@ -154,6 +143,23 @@ class Leadership:
         step_tokens = inner.batch_sequences * data.sequence_tokens
         shape = TextShape(data.sequence_tokens, data.block_sequences)
         return Coverage(shape, step_tokens)
+
+    def _new_leasing(self) -> Leasing:
+        setup, charter = self.setup, self.setup.charter
+        return Leasing(
+            state=self.state,
+            members=self.members,
+            limits=charter.limits,
+            propose=self._propose,
+            supply=TextSupply(
+                charter.rounds.local_steps,
+                charter.inner.batch_sequences,
+                setup.genesis.data.block_sequences,
+            ),
+            has_in_hand=lambda session: bool(self.rounds.in_hand(session)),
+            listening_since_s=self._now_s,
+            order=order_of(setup.genesis) if setup.genesis.published is not None else None,
+        )
 
     def _new_probing(self) -> Probing:
         data, count = self.setup.genesis.data, self.setup.genesis.fragments

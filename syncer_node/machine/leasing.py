@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from protocol.ids import SessionKey
 from protocol.log.leases import total
-from protocol.log.records import BlocksLeased, BlocksReturned, Body, Contribution
+from protocol.log.permutation import TextOrder
+from protocol.log.records import BlocksLeased, BlocksReturned, Body, Contribution, Span
 from protocol.log.state import SwarmState
 from protocol.peers.membership import Membership, Session
 from protocol.project import LimitSpec
+from syncer_node.machine import shard_runs
 from syncer_node.machine.text_supply import TextSupply
 
 BLOCKS_HELD_MAX = 4096
@@ -38,6 +40,8 @@ class Leasing:
     supply: TextSupply
     has_in_hand: Callable[[SessionKey], bool]
     """Whether pushes of a session are here that have no fate yet."""
+    order: TextOrder | None = None
+    """Of published data, whose shards a learner reads one after the other."""
     listening_since_s: float = 0.0
     _is_leasing: bool = False
     _queue: deque[tuple[bytes, int]] = field(default_factory=deque)
@@ -125,10 +129,15 @@ class Leasing:
             if not now:
                 self._waiting[peer] = blocks, now_s + after_s
                 continue
-            spans = leases.pick(now)
+            spans = self._pick(session.key, now)
             self._is_leasing = True
             self.supply.take(peer, total(spans, self.state.block_sequences))
             self.propose(BlocksLeased(peer, session.incarnation, spans))
+
+    def _pick(self, session: SessionKey, blocks: int) -> tuple[Span, ...]:
+        if self.order is None:
+            return self.state.leases.pick(blocks)
+        return shard_runs.pick(self.state.leases, session, blocks, self.order)
 
     def _supplied(self, session: Session, blocks: int, now_s: float) -> tuple[int, float]:
         """How many blocks it gets now; if none, after how many seconds some."""

@@ -121,6 +121,7 @@ class Corpus:
         self._block_tokens = spec.block_sequences * self._stride
         self.local_blocks = (self.facts.train_tokens - self._shared) // self._block_tokens
         """Blocks that this host's copy of the text holds."""
+        self.heldout_sequences = (self.facts.heldout_tokens - self._shared) // self._stride
         if self.local_blocks < 1:
             raise UserError(self._too_short(spec))
         if self.facts.heldout_tokens <= (0 if is_packed else spec.sequence_tokens):
@@ -154,13 +155,20 @@ class Corpus:
         A host whose copy is shorter than the signed one reads its blocks modulo what it has.
         """
         block = block_at(position, self.spec.blocks, self._seed) % self.local_blocks
-        first = block * self._block_tokens
-        return self._cut(self._train, first, self.spec.block_sequences)
+        return self.block(block)
+
+    def block(self, number: int) -> Sequences:
+        """The sequences of a block of this host's copy, as in `sequences`."""
+        return self._cut(self._train, number * self._block_tokens, self.spec.block_sequences)
 
     def heldout(self, count: int) -> Sequences:
         """The first `count` held-out sequences, fewer if there are fewer, as in `sequences`."""
-        available = (self.facts.heldout_tokens - self._shared) // self._stride
-        return self._cut(self._heldout, 0, min(count, available))
+        return self.heldout_part(0, count)
+
+    def heldout_part(self, first: int, last: int) -> Sequences:
+        """Held-out sequences [first, last), fewer if there are fewer, as in `sequences`."""
+        count = min(last, self.heldout_sequences) - first
+        return self._cut(self._heldout, first * self._stride, count)
 
     def _cut(self, tokens: Tokens, first: int, count: int) -> Sequences:
         starts = first + self._stride * np.arange(count, dtype=np.int64)[:, None]

@@ -61,17 +61,11 @@ def score(
 
     UserError if the text is not available or `folder` holds no model that `transformers` loads.
     """
-    from node.trainer.text.corpus import open_corpus
+    from node.trainer.setup import open_text
     from node.trainer.tools.export import require_writing
 
     require_writing(genesis)
-    corpus = open_corpus(
-        genesis.data,
-        seed=genesis.seed,
-        cache=data_cache,
-        tokenizer=genesis.tokenizer,
-        documents=genesis.documents,
-    )
+    corpus = open_text(genesis, data_cache)
     heldout = corpus.heldout(sequences)
     import torch
 

@@ -17,12 +17,12 @@ from typing import Final
 from protocol import probes
 from protocol.effect_queue import EffectQueue
 from protocol.log.accounts import Account, suspended_words
-from protocol.log.permutation import block_at
 from protocol.log.records import Body, FragmentMerged, PushProbed
 from protocol.log.state import SwarmState
 from protocol.messages import Gain, Probe, Probed, ProbeDeclined, PushHeader, SequencePlace
 from protocol.peers.membership import Membership, Session
 from protocol.probes import Usual
+from protocol.shards import order_of
 from protocol.trace import LearnerSuspended, ProbeAnswered, ProbeUnanswered
 from syncer_node.machine import jobs
 from syncer_node.machine.rounds import Rounds
@@ -202,13 +202,16 @@ class Probing:
         Where the text is short they may be of blocks that were read in an earlier pass, by
         everybody alike, but not of those that this push was trained on.
         """
-        rng, data, seed = self.setup.rng, self.setup.genesis.data, self.setup.genesis.seed
+        rng, data, order = self.setup.rng, self.setup.genesis.data, order_of(self.setup.genesis)
         window = read[-WINDOW_BLOCKS_MAX * data.block_sequences :]
         positions = self.trails.positions(session.key, window)
-        mine = {block_at(at, data.blocks, seed) for at in positions}
-        start = self.state.leases.next_position
-        drawn = (start + rng.randrange(UNREAD_SPREAD) for _ in range(4 * count))
-        fit = [at for at in drawn if block_at(at, data.blocks, seed) not in mine]
+        mine = {order.block(at) for at in positions}
+        start, spread = self.state.leases.next_position, UNREAD_SPREAD
+        if order.shard_blocks:  # Of one shard, so that a prober fetches one.
+            start, stop = order.run(start if order.run(start)[0] == start else order.run(start)[1])
+            spread = min(spread, stop - start)
+        drawn = (start + rng.randrange(spread) for _ in range(4 * count))
+        fit = [at for at in drawn if order.block(at) not in mine]
         chosen = sorted((fit or [start])[:count])
         return [SequencePlace(at, rng.randrange(data.block_sequences)) for at in chosen]
 

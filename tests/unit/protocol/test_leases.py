@@ -162,13 +162,23 @@ def test_entries_are_in_key_order_and_complete(book):
     assert {(e.learner, e.incarnation): list(e.spans) for e in entries} == book.held
 
 
-@pytest.mark.parametrize("span", [Span(1, 2, 0), Span(0, 1, 0)])
+@pytest.mark.parametrize("span", [Span(1, 2, 0), Span(0, 1, 0), Span(2, 4, 0)])
 def test_positions_that_are_neither_new_nor_given_back_cannot_be_leased(book, span):
     granted(book, A, 3)
     with pytest.raises(MalformedMessage):
         book.lease(B, (span,), AT_S, BLOCK)
+
+
+def test_positions_that_are_passed_over_are_leased_later_and_once(book):
+    granted(book, A, 3)
+    book.lease(B, (Span(8, 10, 0),), AT_S, BLOCK)
+    assert (book.next_position, book.returned) == (10, [Span(3, 8, 0)])
+    book.lease(A, (Span(5, 6, 0),), AT_S, BLOCK)
+    assert book.returned == [Span(3, 5, 0), Span(6, 8, 0)]
     with pytest.raises(MalformedMessage):
         book.lease(B, (Span(5, 6, 0),), AT_S, BLOCK)
+    assert book.pick(5) == (Span(3, 5, 0), Span(6, 8, 0), Span(10, 11, 0))
+    assert book.unread(A) == 4
 
 
 # What text covers
