@@ -39,8 +39,8 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
     is_local = data.source in ("file", "folder", "parquet", "chats", "images")
     if is_local and not _is_owners(options):
         raise UserError(
-            f"This project trains on {_kind(data)} that every host has itself: {data.source} "
-            f"{data.location!r} at its owner's. Nothing of yours is read unless you name it: "
+            f"This project does not publish its {_kind(data)}: get a copy of {data.source} "
+            f"{data.location!r} from its owner, put it anywhere on this machine, and say where: "
             "shoal join --data PATH 'LINK'"
         )
     if data.source == "hub" and hub_name(data.location) is None:

@@ -117,7 +117,8 @@ SECTIONS = (
                 "true: signing tokenises the text once, and learners fetch what they train on from "
                 "this machine and each other, by the link alone; everybody who has the link can "
                 "read it. false: nothing is sent, and every learner elsewhere needs a copy of the "
-                "same files, `shoal join --data PATH` (hub: downloads it). Not for images and own",
+                "same files, `shoal join --data PATH`, but for hub and python-stdlib. Not for "
+                "images and own",
             ),
             Line("text_field", "text", "column that holds the text, for parquet and hub"),
             Line(

@@ -146,7 +146,7 @@ def test_two_learners_train_an_encoder_and_the_export_fills_a_gap(tmp_path):
         swarm.prepare_example("own-text/project.toml", **changes)
         swarm.begin()
         for learner in ("ada", "bob"):
-            swarm.start_learner(learner, "--data", str(texts))
+            swarm.start_learner(learner)  # The example publishes its text.
         swarm.all_merge("ada", "bob")
         _learns(swarm, below=GUESSING - 1.0)
         swarm.run("export", "--to", str(tmp_path / "out"), "--checkpoint", "latest")

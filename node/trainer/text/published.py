@@ -197,7 +197,7 @@ class PublishedCorpus(Corpus):
         return read
 
     def _mapped(self, one: Shard) -> np.memmap[tuple[int, ...], np.dtype[np.int64]]:
-        path = self._files.path(one)
+        path = self._files.located(one)
         shape = (one.sequences, self.spec.sequence_tokens + 1)
         try:
             return np.memmap(path, dtype=self._dtype, mode="r", shape=shape)
