@@ -39,7 +39,7 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
     is_local = data.source in ("file", "folder", "parquet", "chats", "images")
     if is_local and not _is_owners(options):
         raise UserError(
-            f"This project does not publish its {_kind(data)}: get a copy of {data.source} "
+            f"This project does not publish its {_kind(data)}. Get a copy of {data.source} "
             f"{data.location!r} from its owner, put it anywhere on this machine, and say where: "
             "shoal join --data PATH 'LINK'"
         )

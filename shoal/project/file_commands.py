@@ -174,7 +174,21 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
         *([f"data        {_read_as(genesis)}"] if genesis.images is not None else []),
         f"tokens      {project.charter.limits.tokens:,} to train; one pass over the "
         f"{'text' if genesis.images is None else 'images'} is {pass_tokens:,}",
+        *([f"published   {_published(genesis)}"] if genesis.published is not None else []),
     ]
+
+
+def _published(genesis: Genesis) -> str:
+    """What of the text is given to learners."""
+    pinned, data = genesis.published, genesis.data
+    assert pinned is not None, "the project publishes data"
+    shard_bytes = pinned.shard_blocks * data.block_sequences * pinned.token_bytes
+    shard_bytes *= data.sequence_tokens + 1
+    count = -(-data.blocks // pinned.shard_blocks)
+    return (
+        f"{count:,} shards of {starting_point.amount(shard_bytes)}; everybody who has the link can "
+        "read the text"
+    )
 
 
 def _left_out(genesis: Genesis, home: Home) -> list[str]:
@@ -236,6 +250,7 @@ def show(
         *(_about_adapter(genesis.adapter) if genesis.adapter is not None else []),
         f"data        {' '.join([data.source, data.location]).strip()}, {_read_as(genesis)}, "
         f"{data.blocks:,} blocks of {data.block_sequences} x {data.sequence_tokens} tokens",
+        *([f"published   {_published(genesis)}"] if genesis.published is not None else []),
         f"tokens      {charter.limits.tokens:,}",
         f"inner       {charter.inner.optimizer}, learning rate {charter.inner.learning_rate:g}, "
         f"{charter.inner.batch_sequences} sequences per local step",

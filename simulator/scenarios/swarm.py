@@ -140,6 +140,7 @@ def build_swarm(
     tape: Callable[[SimSyncer | SimLearner], Direct] | None = None,
     strategy: project.FragmentStrategy = "balanced",
     admission: project.AdmissionRule = "open",
+    shard_blocks: int = 0,
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
@@ -161,19 +162,17 @@ def build_swarm(
         tensors_of=tensors_of,
         strategy=strategy,
         admission=admission,
+        shard_blocks=shard_blocks,
     )
-    tensors = backend or Backend()
-    ledger, notices = Ledger(tiny.charter), dict[bytes, Notice]()
+    tensors, ledger, notices = backend or Backend(), Ledger(tiny.charter), dict[bytes, Notice]()
     make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
     hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]
     learners = [
         SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
         for number, speed in enumerate(speeds or map(SpeedModel, steps_s))
     ]
-    voters = [
-        SimWitness(world, tiny, signer, observer=ledger.add, name=f"witness-{number}")
-        for number, signer in enumerate(watching)
-    ]
+    make_witness = partial(SimWitness, world, tiny, observer=ledger.add)
+    voters = [make_witness(one, name=f"witness-{at}") for at, one in enumerate(watching)]
     swarm = Swarm(
         world, hosts, learners, SafetyChecker(world, ledger), ledger, RejoinChecker(world), voters
     )

@@ -32,6 +32,7 @@ from protocol.project import (
     LimitSpec,
     ModelSpec,
     OuterSpec,
+    PublishedSpec,
     RoundSpec,
     TensorSpec,
     Voter,
@@ -83,6 +84,19 @@ def charter_envelope(tiny: TinyProject, charter: Charter | None = None) -> Envel
 LIMITS = LimitSpec(10**9, 256, 20, 8, 60.0, 64)
 
 
+DATA = DataSpec(
+    source="python-stdlib",
+    location="",
+    text_field="text",
+    tokenizer="bytes",
+    sequence_tokens=16,
+    block_sequences=4,
+    blocks=1000,
+    heldout_frac=0.1,
+    digest=bytes(32),
+)
+
+
 def tiny_project(
     syncer: bytes,
     *,
@@ -97,10 +111,11 @@ def tiny_project(
     tensors_of: tuple[int, int] = (TENSORS, TENSOR_ELEMENTS),
     strategy: FragmentStrategy = "balanced",
     admission: AdmissionRule = "open",
+    shard_blocks: int = 0,
 ) -> TinyProject:
     """A project whose only voter is `syncer`, or with these voters.
 
-    tensors_of: how many tensors, and elements in each.
+    tensors_of: how many tensors, and elements in each. shard_blocks: of published text, if it is.
     """
     owner = SimSigner("owner")
     tensors = tuple(
@@ -112,20 +127,11 @@ def tiny_project(
         name="tiny",
         owner=owner.key,
         model=ModelSpec("tiny", {}, tensors),
-        data=DataSpec(
-            source="python-stdlib",
-            location="",
-            text_field="text",
-            tokenizer="bytes",
-            sequence_tokens=16,
-            block_sequences=4,
-            blocks=1000,
-            heldout_frac=0.1,
-            digest=bytes(32),
-        ),
+        data=DATA,
         seed=seed,
         strategy=strategy,
         fragments=fragments,
+        published=PublishedSpec(bytes(32), 1, shard_blocks, 2) if shard_blocks else None,
     )
     genesis_bytes = encode(genesis)
     project = project_id(genesis_bytes)

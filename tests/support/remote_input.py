@@ -54,12 +54,14 @@ from protocol.numerics import chunks
 from protocol.numerics.codecs import CODE_BITS, check, code_planes, decode, decode_range, encode
 from protocol.numerics.outer import digest
 from protocol.numerics.versions import certified_version
-from protocol.project import Charter, Genesis, TensorSpec, project_id
+from protocol.project import Charter, Genesis, PublishedSpec, TensorSpec, project_id
 from protocol.project import encode as encode_document
+from protocol.shards import ShardManifest, ShardTable
 from protocol.signing import seal, verify_ed25519
 from protocol.snapshots.manifest import Manifest
 from protocol.status import SyncerStatus
 from tests.support.builders import merged, project, rounds
+from tests.support.published import SEQUENCES, genesis_of
 from tests.support.strategies import messages, values_of
 
 NUMEL = 256
@@ -113,6 +115,22 @@ def read_genesis(content: bytes) -> object:
     charter = owned()[2]
     envelope = seal("charter", project_id(content), encode_document(charter), identity())
     return open_project(content, envelope)
+
+
+def read_shards(content: bytes) -> object:
+    """A list of shards that a hostile owner pinned."""
+    genesis, _ = genesis_of(blocks=23, shard_blocks=5)
+    spec = PublishedSpec(blake3(content).digest(), max(1, len(content)), 5, 2)
+    return ShardTable(msgspec.structs.replace(genesis, published=spec), content)
+
+
+def lists_of_shards() -> Samples:
+    name = st.binary(min_size=32, max_size=32)
+    return st.builds(
+        lambda train, heldout: wire.encode(ShardManifest(tuple(train), (heldout,), SEQUENCES)),
+        st.lists(name, min_size=5, max_size=5),
+        name,
+    )
 
 
 def signed_charter(content: bytes) -> Envelope:
@@ -380,6 +398,7 @@ DECODERS: dict[str, Decoder] = {
     "summary": struct(SwarmSummary),
     "credit": struct(Credit),
     "snapshot-manifest": struct(Manifest),
+    "list-of-shards": Decoder(read_shards, lists_of_shards()),
     "genesis-on-the-wire": struct(Genesis, limits.GENESIS_BYTES_MAX),
     "charter-on-the-wire": struct(Charter),
     "genesis": Decoder(read_genesis, values_of(Genesis).map(encode_document)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from protocol.status import NodeStatus
+from protocol.status import NodeStatus, ShardStatus
 from tui.text import fmt, owner_limits, status_rows
 
 
@@ -40,6 +40,7 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.R
         ("limits", owner_limits.summary(status.guest) if status.guest else ""),
         ("pushes", status_rows.pushes(status)),
         ("receipt", fmt.receipt(status.receipt)),
+        ("text", shards(status.shards)),
         ("discarded", status_rows.discarded(status)),
         ("measured", _measured(status)),
         ("faults", status_rows.faults(status.faults)),
@@ -47,6 +48,19 @@ def _facts(status: NodeStatus, tokens_per_s: float | None) -> list[status_rows.R
         ("reached", status_rows.reached(status.network)),
         ("wire", status_rows.wire(status)),
     ]
+
+
+def shards(status: ShardStatus | None) -> str:
+    """What of published data is here, and what it cost."""
+    if status is None:
+        return ""
+    said = f"{fmt.plural(status.held, 'shard')} of {status.total:,} here"
+    if status.fed_bytes:
+        said += (
+            f"; fetched {fmt.bytes_of(status.fetched_bytes)} to read"
+            f" {fmt.bytes_of(status.fed_bytes)}"
+        )
+    return f"{said}; {fmt.clean(status.waiting, 200)}" if status.waiting else said
 
 
 def _weights(status: NodeStatus) -> str:

@@ -16,6 +16,7 @@ from protocol.project import DataSpec, ImageSpec
 from shoal.doctor import joining
 from shoal.doctor.joining import Wishes
 from tests.support.builders import project
+from tests.support.published import genesis_of
 
 LINK = JoinLink(bytes([1]) * 32, 100, "tiny", ("/ip4/203.0.113.7/tcp/4100",))
 SPEC = DataSpec(
@@ -64,6 +65,15 @@ def test_text_that_nobody_named_is_refused_in_the_words_of_join(home):
     assert text.verdict == "trouble"
     assert f"{text.says} {text.remedy}" == str(refused.value)
     assert "--data PATH" in text.remedy
+
+
+def test_published_text_needs_no_copy(home):
+    genesis, _ = genesis_of(blocks=23, shard_blocks=5)
+    genesis = msgspec.structs.replace(genesis, data=SPEC)
+    (text,) = joining.refusals(home, LINK, genesis, None, Wishes())
+    assert (text.topic, text.verdict) == ("text", "good")
+    options = NodeOptions(home=home, link=LINK, name="me", instance="two", data="/home/me/text")
+    assert data_location(options, genesis) == "learner-two"
 
 
 def test_a_copy_of_the_text_is_good(home, tmp_path):

@@ -77,7 +77,7 @@ def test_a_project_of_a_decoder_has_none_of_the_new_fields(projects):
     ("project", "changes", "words"),
     [
         (image_project, {"data__source": "folder"}, "text_field is missing"),
-        (masked_project, {"data__source": "images"}, "is for text"),
+        (masked_project, {"data__source": "images", "data__publish": False}, "is for text"),
         (image_project, {"model__architecture": "LlamaForCausalLM"}, "for text|key"),
         (image_project, {"model__architecture": "CLIPForImageClassification"}, "several models"),
         (image_project, {"model__architecture": "timm_wrapper"}, "another library"),

@@ -9,6 +9,7 @@ import pytest
 
 from host.files import keystore
 from host.files.home import Home
+from host.files.shard_files import ShardFiles
 from host.files.signed_project import (
     SignedProject,
     open_project,
@@ -183,6 +184,7 @@ def test_other_values_are_written_where_asked():
         ("vocab_size = 257", "vocab_size = 1979-01-01", "model.config.vocab_size must be"),
         ('source = "python-stdlib"', 'source = "file"', "data.location must not be empty"),
         ('location = ""', 'location = "x"', 'data.location must be ""'),
+        ("publish = false", 'publish = "no"', 'data.publish must be true or false, not "no"'),
         (
             "banned = []",
             'banned = ["me"]',
@@ -286,6 +288,24 @@ def sign(file: ProjectFile, place: Path, this_host: bytes = b"h" * 32, former=No
 def signed(place: Path, *, former=None, **changes: object) -> SignedProject:
     file = parse(small_text(**changes), place / "tiny.toml")
     return sign(file, place, former=former)
+
+
+def test_text_is_published_where_the_file_says_so_and_signing_again_is_the_same_project(place):
+    genesis = wire.decode(signed(place, **{"data.publish": True}).genesis, Genesis)
+    files = ShardFiles(place / "cache", genesis)
+    assert files.look() == list(range(len(files.table.shards)))
+    assert sum(one.sequences for one in files.table.shards[: files.table.train_shards]) == (
+        genesis.data.blocks * genesis.data.block_sequences
+    )
+    again = wire.decode(signed(place, **{"data.publish": True}).genesis, Genesis)
+    assert again == genesis
+    assert wire.decode(signed(place).genesis, Genesis).published is None
+
+
+@pytest.mark.parametrize("source", ["images", "own"])
+def test_what_cannot_be_published_yet_is_refused(source):
+    changes = {"data.source": source, "data.location": "somewhere", "data.publish": True}
+    assert "only text and chats are published yet" in refusal(create_text("a", changes=changes))
 
 
 def test_a_signed_project_holds_what_the_file_says_and_what_was_counted(place):
