@@ -18,6 +18,8 @@ from protocol.ids import Digest
 from protocol.log.permutation import TextOrder
 from protocol.project import Genesis, PublishedSpec
 
+RUNS_KEPT = 65_536
+
 
 class ShardManifest(Struct, frozen=True, array_like=True):
     """The list of shards, whose hash the genesis pins."""
@@ -65,6 +67,8 @@ class ShardTable:
             raise LimitExceeded(f"a shard has more than {limits.SHARD_BYTES_MAX} bytes")
         whole = data.blocks * data.block_sequences
         self.train_shards = len(said.train)
+        self._at: dict[int, int] = {}
+        """Shards of runs, by the first position of each: asked for again and again."""
         self.shards: list[Shard] = []
         for named, sequences in ((said.train, whole), (said.heldout, said.heldout_sequences)):
             needed = shards_for(sequences, self.shard_sequences)
@@ -79,7 +83,12 @@ class ShardTable:
 
     def at(self, position: int) -> int:
         """The number of the shard that the block at this position lies in."""
-        return self.order.block(position) // self.order.shard_blocks
+        start, _ = self.order.run(position)
+        if start not in self._at:
+            if len(self._at) >= RUNS_KEPT:
+                self._at.clear()
+            self._at[start] = self.order.block(start) // self.order.shard_blocks
+        return self._at[start]
 
     def of_heldout(self, sequences: int) -> range:
         """Numbers of the shards that have the first so many held-out sequences."""

@@ -108,7 +108,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     disk_bytes_max: Annotated[
         Bytes | None,
         _about(
-            "bytes", "Files kept: tokenised text, a frozen model, tapes, logs, a paused trainer."
+            "bytes", "Files kept: text as tokens, a frozen model, tapes, logs, a paused trainer."
         ),
     ] = None
     up_bytes_per_s: Annotated[

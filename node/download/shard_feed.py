@@ -188,9 +188,11 @@ class ShardFeed:
             return []
         orders: list[Order] = [Release(span) for span in self._released()]
         self.is_full = False
-        ahead = self._ahead()
-        pinned = {*self._numbers(self._fed), *self._needs}
-        for number in ahead:
+        pinned = set(self._needs)
+        if self.room_bytes is not None:  # Otherwise nothing is thrown away.
+            pinned.update(self._numbers(self._fed))
+            orders += [Evict(one) for one in self._evict(self._excess(), pinned)]
+        for number in self._ahead():
             pinned.add(number)
             if number in self._held or number in self._under_way:
                 continue
@@ -284,21 +286,29 @@ class ShardFeed:
         return None
 
     def _make_room(self, number: int, pinned: set[int]) -> list[int] | None:
-        """What to throw away for a shard, last used first thrown; None if that is not enough."""
+        """What is thrown away for a shard; None, and nothing, if that is not enough."""
+        excess = self._excess(number)
+        spare = sum(self.table.shards[one].bytes for one in self._held if one not in pinned)
+        return self._evict(excess, pinned) if excess <= spare else None
+
+    def _excess(self, *coming: int) -> int:
+        """Bytes beyond the room, once these shards are here and those on their way."""
         if self.room_bytes is None:
-            return []
+            return 0
         sizes = self.table.shards
-        coming = sum(sizes[one].bytes for one in (*self._under_way, number))
-        excess = self.held_bytes + coming - self.room_bytes
+        return (
+            self.held_bytes
+            + sum(sizes[one].bytes for one in (*self._under_way, *coming))
+            - self.room_bytes
+        )
+
+    def _evict(self, excess: int, pinned: set[int]) -> list[int]:
+        """Forgets shards of so many bytes, as far as they may go: last used first thrown."""
         evicted: list[int] = []
-        for one in sorted(self._held, key=lambda one: self._held[one]):
-            if excess <= 0:
-                break
-            if one not in pinned:
+        for one in sorted(self._held, key=lambda one: self._held[one]) if excess > 0 else ():
+            if excess > 0 and one not in pinned:
                 evicted.append(one)
-                excess -= sizes[one].bytes
-        if excess > 0:
-            return None
+                excess -= self.table.shards[one].bytes
         for one in evicted:
             del self._held[one]
         return evicted

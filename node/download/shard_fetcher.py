@@ -32,6 +32,9 @@ LEARNERS_EVERY_S: Final = 10.0
 ROOM_EVERY_S: Final = 10.0
 """The disk is looked at so often, where its owner set a ceiling."""
 
+ROOM_FRAC: Final = 0.9
+"""Of what the ceiling leaves: beyond it all training pauses, and logs grow meanwhile."""
+
 DISK_AGAIN_S: Final = 10.0
 """Until a disk that was full is tried again."""
 
@@ -133,10 +136,8 @@ class ShardFetcher:
             while True:
                 self._woken.clear()
                 await self._look()
-                now_s = time.monotonic()
-                deadline_s = self.feed.deadline_s(now_s)
                 try:
-                    async with asyncio.timeout(None if deadline_s is None else deadline_s - now_s):
+                    async with asyncio.timeout(self._patience_s()):
                         await self._woken.wait()
                 except TimeoutError:
                     pass  # Somebody who could not give something may be able to by now.
@@ -144,13 +145,21 @@ class ShardFetcher:
             async with lifecycle.ending(self._fetches):
                 log.debug("fetching no more shards")
 
+    def _patience_s(self) -> float | None:
+        """Until it looks again if nothing happens before; None: nothing could be different then."""
+        now_s = time.monotonic()
+        deadline_s = self.feed.deadline_s(now_s)
+        if deadline_s is not None:
+            return deadline_s - now_s
+        return None if self.ceiling() is None else ROOM_EVERY_S
+
     async def _look(self) -> None:
         """Carries out what there is to do now."""
         if self._failure is not None:
             raise self._failure
         if self.feed.wanted():
             self._name_peers()
-            self.feed.room_bytes = await self._room()
+        self.feed.room_bytes = await self._room()
         for order in self.feed.orders(time.monotonic()):
             match order:
                 case Release(span):
@@ -193,7 +202,7 @@ class ShardFetcher:
         if now_s - self._other_s > ROOM_EVERY_S:
             self._other_bytes = await asyncio.to_thread(self.other_bytes)
             self._other_s = now_s
-        return max(0, ceiling - self._other_bytes)
+        return int(ROOM_FRAC * max(0, ceiling - self._other_bytes))
 
     async def _fetch(self, ask: Ask) -> None:
         """One shard, from this machine or from the host that was chosen."""

@@ -12,7 +12,10 @@ from host.control import client
 from host.files import keystore, memberships
 from host.files.home import DEFAULT_INSTANCE, TAPES, Daemon, Home
 from host.files.memberships import Membership
-from protocol.errors import TransientError, UserError
+from host.files.shard_files import learners_folder, shards_root
+from protocol import limits, wire
+from protocol.errors import RemoteError, TransientError, UserError
+from protocol.project import Genesis
 from protocol.status import NodeStatus
 from shoal.common import daemons
 from shoal.common.choices import HomeHere, Instance, option, switch
@@ -111,6 +114,7 @@ def _purge(home: Home, membership: Membership) -> str:
         home.suspended(instance),
         home.logs() / f"trainer-{instance}.log",
         *sorted(home.logs().glob(f"learner-{instance}.*")),
+        *_shards(home, project, instance),
     ]
     stays = [f"the key {home.identity('learner', instance)}"]
     if memberships.others(home, project) or home.voter_stores(project):
@@ -125,6 +129,21 @@ def _purge(home: Home, membership: Membership) -> str:
     with contextlib.suppress(OSError):  # Others of this home may have tapes of it.
         (home.root / TAPES / project.hex()).rmdir()
     return f"removed {freed / 1e6:,.1f} MB; kept: {', '.join(stays)}"
+
+
+def _shards(home: Home, project: bytes, instance: str) -> list[Path]:
+    """The learner's folder of published data, if the project publishes any."""
+    copy = home.project(project) / "genesis"
+    if not copy.is_file():
+        return []
+    try:
+        genesis = wire.decode(copy.read_bytes(), Genesis, bytes_max=limits.GENESIS_BYTES_MAX)
+    except RemoteError:
+        return []  # Damaged: then nothing says where they lie.
+    if genesis.published is None:
+        return []
+    root = shards_root(home.data_cache(), genesis.data, genesis.seed)
+    return [root / learners_folder(instance)]
 
 
 def _remove(place: Path) -> int:

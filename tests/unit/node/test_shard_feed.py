@@ -137,6 +137,21 @@ def test_what_was_of_use_longest_ago_is_thrown_away_and_never_what_is_leased():
     assert made.held_bytes == 3 * size()
 
 
+def test_where_the_room_shrinks_what_is_not_leased_goes_at_once():
+    made = feed(room=6, found=(0, 1, 2, 3, 4))
+    made.feed([Span(0, 10, 0)])
+    served(made)
+    made.room_bytes = 2 * size()
+    orders = made.orders(1.0)
+    kept = made.table.at(0)
+    assert len(evicted(orders)) >= 3
+    assert kept not in evicted(orders)
+    assert made.held_bytes == 2 * size()
+    made.room_bytes = 0
+    assert kept not in evicted(made.orders(2.0))  # The trainer reads it.
+    assert made.held_bytes == size()
+
+
 def test_the_same_shards_are_not_fetched_twice_where_there_is_room():
     made = feed()
     for _ in range(3):

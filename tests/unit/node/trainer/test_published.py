@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from host.files.shard_files import ShardFiles
 from node.trainer.setup import open_data
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.published import PublishedCorpus, open_published, publish
+from node.trainer.text.reader import STARTS
 from node.trainer.text.tokenizer import ByteVocabulary
 from protocol.errors import UserError
 from protocol.project import MaskedSpec
+from tests.support.base_folder import base_folder
+from tests.support.chats import CHATML, chat_genesis, write_chats
 from tests.support.published import published_project
 from tests.support.tiny_project import BLOCK_SEQUENCES, SEQUENCE_TOKENS
 
@@ -70,7 +75,9 @@ def test_what_a_trainer_opens_needs_no_text(made):
 
 def test_a_shard_that_is_not_here_is_said_by_name(made, tmp_path):
     genesis, _, cache = made
-    shards = open_published(genesis, cache=cache, owner="learner-ada")
+    manifest = ShardFiles(cache, genesis).find(genesis.published.manifest)
+    ShardFiles(tmp_path, genesis, "learner-ada").keep_manifest(manifest)
+    shards = open_published(genesis, cache=tmp_path, owner="learner-ada")
     with pytest.raises(UserError, match="learner-ada"):
         shards.sequences(0)
 
@@ -82,3 +89,38 @@ def test_an_id_that_the_tokenizer_does_not_have_is_refused(made):
     shards = PublishedCorpus(genesis, ShardFiles(cache, genesis), small)
     with pytest.raises(UserError, match="tokens that its tokenizer does not have"):
         shards.sequences(0)
+
+
+@pytest.mark.parametrize("documents", [None, "separate"])
+def test_texts_that_are_read_apart_are_marked_and_the_shards_are_the_same(made, documents):
+    genesis, corpus, cache = made
+    shards = open_published(
+        msgspec.structs.replace(genesis, documents=documents), cache=cache, owner="host"
+    )
+    ends = corpus.heldout(10**6) == corpus.vocabulary.eos
+    assert ends.any()
+    assert ((shards.heldout(10**6) >= STARTS) == (ends & (documents == "separate"))).all()
+
+
+@pytest.mark.parametrize("documents", [None, "separate"])
+def test_answers_and_context_of_chats_are_published_as_they_are(tmp_path, documents):
+    texts = write_chats(tmp_path / "chats")
+    model = base_folder(tmp_path / "model", template=CHATML)
+    genesis, cache = chat_genesis(tmp_path, model, texts), tmp_path / "cache"
+    corpus = open_corpus(
+        genesis.data,
+        seed=genesis.seed,
+        cache=cache,
+        tokenizer=genesis.tokenizer,
+        documents=documents,
+    )
+    spec = publish(corpus, seed=genesis.seed, cache=cache)
+    shutil.rmtree(texts)
+    genesis = msgspec.structs.replace(genesis, published=spec, documents=documents)
+    shards = open_data(genesis, cache)
+    read = np.concatenate([shards.sequences(at) for at in range(genesis.data.blocks)])
+    wanted = np.concatenate([corpus.sequences(at) for at in range(genesis.data.blocks)])
+    assert (read < 0).any()
+    assert (read >= 0).any()
+    assert sorted(map(bytes, read)) == sorted(map(bytes, wanted))
+    assert (shards.heldout(5) == corpus.heldout(5)).all()
