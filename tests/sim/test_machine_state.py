@@ -54,7 +54,7 @@ GIVEN = {
         *("propose", "contributor_notes", "pace", "rounds", "rng", "judge"),
     },
     "pace": {"spec", "fragments", "_behind"},
-    "leasing": {"state", "members", "limits", "propose", "supply", "has_in_hand"},
+    "leasing": {"state", "members", "limits", "propose", "supply", "order", "has_in_hand"},
     "coverage": {"shape", "step_tokens"},
     "supply": {"local_steps", "step_sequences", "block_sequences"},
     "receipts": {"_effects", "_state", "_members"},
