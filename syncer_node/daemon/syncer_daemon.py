@@ -64,6 +64,7 @@ from protocol.status import SyncerStatus
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
 from syncer_node.daemon import status
 from syncer_node.daemon.job_executor import JobExecutor
+from syncer_node.daemon.shard_copies import ShardCopies
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
 from syncer_node.daemon.voting_status import seat_status
 from syncer_node.machine import jobs
@@ -108,12 +109,6 @@ def _no_vote(identity: Identity, project: OpenedProject, options: SyncerOptions)
         f'the project on this host, or add key = "{identity.key.hex()}" under [[voters]] in the '
         "project file and sign it again."
     )
-
-
-LACKS_SHARDS = (
-    "not all of the project's data are in {folder}: learners get the rest from other hosts, if"
-    " they have it. Copy that folder from the machine that signed the project, or sign there again"
-)
 
 
 class SyncerDaemon(VoterDaemon[SyncerOptions]):
@@ -263,7 +258,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self.loop_watch.run,
             lambda: keep_pace(self.pace, lambda: self.machine.state),
             self._check_base,
-            self._check_shards,
+            ShardCopies(self.transport, self.shard_files, self._other_syncers).run,
         )
 
     def _close(self) -> None:
@@ -391,15 +386,6 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
     async def _check_base(self) -> None:
         """What is here of a frozen base model can be given from then on."""
         await asyncio.to_thread(self.held_base.missing)
-
-    async def _check_shards(self) -> None:
-        """What is here of published data can be given from then on."""
-        held = await asyncio.to_thread(self.shard_files.look)
-        table = self.shard_files.table
-        if self.project.genesis.published is not None:
-            log.info("gives %d shards of the project's data", len(held))
-            if table is None or len(held) < len(table.shards):
-                log.warning("%s", LACKS_SHARDS.format(folder=self.shard_files.folder))
 
     def _notice(self) -> SeatNotice:
         name, size = self._offer_charter(self.machine.setup.charter_envelope)
