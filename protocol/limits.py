@@ -61,10 +61,10 @@ HELD_PIECES_MAX = 65_536
 """Half a terabyte of frozen base model."""
 
 SHARD_BYTES_MAX = 64 << 20
-"""Of published data in one blob. They are cut at about a megabyte; a block may be larger."""
+"""Of published data in one blob. They are cut at about half a megabyte; a block may be larger."""
 
 SHARDS_MAX = 65_536
-"""Of the training data of one project, and of what is held out: 64 GiB of about a megabyte each."""
+"""Of the training data of one project, and of what is held out: 32 GiB of half a megabyte each."""
 
 MANIFEST_BYTES_MAX = 5 << 20
 """The list of so many shards twice over, 34 bytes each."""

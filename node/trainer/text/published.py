@@ -29,8 +29,9 @@ from protocol.log.permutation import permuted
 from protocol.project import DataSpec, Genesis, PublishedSpec
 from protocol.shards import Shard, ShardManifest, shards_for
 
-SHARD_BYTES: Final = 1 << 20
-"""About so much is in a shard: little to wait for at a start, much beside the cost of asking."""
+SHARD_BYTES: Final = 512 << 10
+"""About so much is in a shard: much beside the cost of asking for it, and little where a probe
+reads a hundred sequences of it."""
 
 SHARDS_MIN: Final = 64
 """A short text is cut smaller, so that each of several learners reads shards of its own."""
