@@ -50,6 +50,10 @@ VERBS: Final = (
      "Score a checkpoint, or an exported model, on tasks of lm-eval."),
     (HOST, "export", "model.export_command:export",
      "Write a syncer's checkpoint as a model that `transformers` loads."),
+    (HOST, "host", "machine.host_command:host",
+     "Make a project of your own text, and host it: one command, until Ctrl-C.\n\n"
+     "It writes the project file, signs it, publishes the text with it, runs the syncer, and "
+     "prints the link that others join with. Run again, it goes on."),
     (HOST, "project", "project.charter_commands:project_app",
      "Create, sign and read project files; change rules and voters."),
     (HOST, "syncer", "machine.voter_commands:syncer_app",

@@ -25,7 +25,7 @@ PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
 
 NEEDS_TRAIN: Final = {
     ("join",), ("run",), ("demo",), ("export",), ("eval",), ("try",), ("syncer", "run"),
-    ("project", "sign"), ("sim", "compare"),
+    ("host",), ("project", "sign"), ("sim", "compare"),
 }  # fmt: skip
 """Verbs that build or load a model, here or in a child process."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -20,7 +22,7 @@ from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.common.writing import write_new
 from shoal.project import charter_delivery, charters, project_file, starting_point
 from shoal.project.presets import PRESETS, PresetName
-from shoal.project.template import create_text
+from shoal.project.template import Value, create_text
 
 DEFAULT_FILE = "project.toml"
 
@@ -52,6 +54,24 @@ def create(
         path = path / DEFAULT_FILE
     if path.suffix != ".toml":
         raise UserError(f"{path} does not end in .toml. Call it {path.with_suffix('.toml')}.")
+    text, facts = drafted(name or _name_for(path), preset=preset, base=base, adapter=adapter)
+    project_file.parse(text, path)  # a name that cannot be used must not reach the file
+    write_new(path, text.encode())
+    return [f"wrote {path}", *facts, f"next: edit it, then `shoal project sign {path}`"]
+
+
+def drafted(
+    name: str,
+    *,
+    preset: PresetName = "small",
+    base: str | None = None,
+    adapter: bool = False,
+    changes: Mapping[str, Value] = MappingProxyType({}),
+) -> tuple[str, list[str]]:
+    """The text of a new project file, and what its base model asks of a volunteer, in lines.
+
+    changes: other values than the preset's and the suggested ones, by dotted key.
+    """
     chosen = PRESETS[preset]
     values, facts = dict(chosen.values), []
     if adapter and base is None:
@@ -64,10 +84,8 @@ def create(
         values |= suggested.values
         for key in [one for one in values if one.startswith("model.config.")]:
             del values[key]
-    text = create_text(name or _name_for(path), changes=values, comments=chosen.comments, base=base)
-    project_file.parse(text, path)  # a name that cannot be used must not reach the file
-    write_new(path, text.encode())
-    return [f"wrote {path}", *facts, f"next: edit it, then `shoal project sign {path}`"]
+    values |= changes
+    return create_text(name, changes=values, comments=chosen.comments, base=base), facts
 
 
 def _name_for(path: Path) -> str:

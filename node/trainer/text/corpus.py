@@ -193,13 +193,43 @@ def open_corpus(
     call this at once; one tokenises, the others wait. UserError if the source cannot be read or is
     too short.
     """
+    folder, vocabulary = _tokenised(spec, cache, tokenizer, documents)
+    return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary, documents=documents)
+
+
+def _tokenised(
+    spec: DataSpec, cache: Path, tokenizer: TokenizerSpec | None, documents: DocumentRule
+) -> tuple[Path, Vocabulary]:
     vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
     # Of a pinned one the content counts, and not where it came from.
     name = spec.tokenizer if tokenizer is None else key_of(tokenizer).hex()
     chats = _settings_of(spec, tokenizer, cache) if spec.source == CHATS else None
     pinned = msgspec.structs.replace(spec, tokenizer=name)
-    folder = _filled(pinned, cache, vocabulary, chats, documents)
-    return Corpus(spec, seed=seed, folder=folder, vocabulary=vocabulary, documents=documents)
+    return _filled(pinned, cache, vocabulary, chats, documents), vocabulary
+
+
+def heldout_frac_for(
+    spec: DataSpec,
+    sequences: int,
+    *,
+    cache: Path,
+    tokenizer: TokenizerSpec | None = None,
+    documents: DocumentRule = None,
+) -> float | None:
+    """The share of a text to hold out so that there are so many held-out sequences, or as many as
+    half of it gives; None where `spec.heldout_frac` is enough.
+
+    UserError if the source cannot be read. Too little text is for `open_corpus` to say.
+    """
+    folder, _ = _tokenised(spec, cache, tokenizer, documents)
+    facts, wanted = read_facts(folder), sequences * (spec.sequence_tokens + 1)
+    if facts.heldout_tokens >= wanted:
+        return None
+    told = zip(FRACTIONS, facts.tokens_held_out_at, strict=False)
+    more = [(frac, tokens) for frac, tokens in told if frac > spec.heldout_frac]
+    enough = [frac for frac, tokens in more if tokens >= wanted]
+    most = max(more, key=lambda one: one[1], default=(None, 0))
+    return enough[0] if enough else most[0] if most[1] > facts.heldout_tokens else None
 
 
 def describe_corpus(
