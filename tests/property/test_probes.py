@@ -64,7 +64,9 @@ class Swarm:
         return self.suspended
 
 
-@pytest.mark.parametrize(("learners", "probes_max"), [(4, 100), (8, 100), (16, 120)])
+@pytest.mark.parametrize(
+    ("learners", "probes_max"), [(4, 100), (8, 100), pytest.param(16, 120, marks=pytest.mark.slow)]
+)
 def test_a_copier_is_found_soon_and_nobody_else(learners: int, probes_max: int) -> None:
     for seed in range(40):
         swarm = Swarm(seed, learners, EARLY)

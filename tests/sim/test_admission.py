@@ -32,6 +32,7 @@ def contributors(swarm):
     return {part.learner for body in swarm.ledger.merges for part in body.contributions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(2, range(8)))
 def test_invited_learners_train_through_a_change_of_leader_and_a_stranger_never_does(seed):
     swarm, token = invited(seed, uses=2, bearers=(0, 1), syncers=3)

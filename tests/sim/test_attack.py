@@ -127,6 +127,7 @@ def test_every_other_attack_runs_to_its_end(project: Project, attack: str) -> No
     assert 0.5 < found.loss < 6.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", first(1, ["steps", "tokens"]))
 def test_claims_that_no_leased_text_covers_are_refused(project: Project, attack: str) -> None:
     run = run_of(project, ATTACKS[attack], steps=24)

@@ -136,6 +136,7 @@ def test_a_leader_cut_off_from_the_other_syncers_certifies_nothing_more(swarm):
     assert held(former) == versions(former)
 
 
+@pytest.mark.slow
 def test_a_leader_that_nobody_hears_any_more_certifies_nothing_more(swarm):
     former = swarm.syncer
     for host in swarm.world.hosts.values():
@@ -150,6 +151,7 @@ def test_a_leader_that_nobody_hears_any_more_certifies_nothing_more(swarm):
     wait_for_merges(swarm, 5)
 
 
+@pytest.mark.slow
 def test_all_syncers_restart_one_after_the_other(swarm):
     before, began_s = steps(swarm), swarm.world.now_s
     for host in list(swarm.syncers):
@@ -269,6 +271,7 @@ def test_a_leader_with_a_full_disk_is_no_end(swarm):
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_standby_with_a_full_disk_holds_nobody_up_for_good(swarm):
     full = standbys(swarm)[0]
     full.disk.is_full = True
@@ -353,6 +356,7 @@ def test_a_charter_that_any_syncer_is_given_is_soon_everybodys(swarm):
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_syncer_that_lost_its_disk_is_readmitted_by_the_owner_and_can_lead_again(swarm):
     lost, other = standbys(swarm)
     lost.crash()

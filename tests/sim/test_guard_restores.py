@@ -187,6 +187,7 @@ def test_what_is_wrecked_again_at_once_waits_for_the_owner():
     swarm.check()
 
 
+@pytest.mark.slow
 def test_after_a_sound_while_it_goes_back_again_to_later_weights():
     swarm = sound()
     first_time = restored(swarm)
@@ -230,6 +231,7 @@ def test_with_one_learner_the_owner_decides():
     assert restores(swarm) == []
 
 
+@pytest.mark.slow
 def test_a_tape_of_it_replays_to_the_same(tmp_path):
     tape = SwarmTape(tmp_path, mib_max=64)
     swarm = sound(tape=tape.of)

@@ -26,7 +26,7 @@ def leased(swarm):
     return found
 
 
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_learners_of_a_swarm_read_shards_of_their_own_whoever_crashes(seed):
     swarm = build_swarm(seed, syncers=3, steps_s=(0.2, 0.4, 0.4, 1.6), shard_blocks=SHARD)
     swarm.world.run(60.0)

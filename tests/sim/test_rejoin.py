@@ -244,6 +244,7 @@ def test_a_donor_that_dies_is_replaced_or_done_without(phase, seed):
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first(1, PHASES[1:]), ids=lambda phase: phase.name.lower())
 def test_a_donor_whose_trainer_dies_is_no_harm(phase):
     swarm = build(3)
@@ -272,6 +273,7 @@ def test_a_lost_syncer_does_not_end_a_recovery(phase):
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_cut_to_the_syncer_does_not_end_a_recovery(phase):
     swarm = build(5)
@@ -289,6 +291,7 @@ def test_a_cut_to_the_syncer_does_not_end_a_recovery(phase):
 # Clocks.
 
 
+@pytest.mark.slow
 def test_a_recovery_that_the_swarm_outruns_aims_at_a_fresh_clock():
     swarm = build()
     victim = kill_and_return(swarm)
@@ -344,6 +347,7 @@ def test_a_recovery_that_is_always_outrun_ends_in_fresh_moments():
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_without_a_syncer_goes_on_with_fresh_moments():
     swarm = build()
     victim = swarm.learners[0]
@@ -356,6 +360,7 @@ def test_a_trainer_that_dies_without_a_syncer_goes_on_with_fresh_moments():
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 def test_two_that_come_back_together_share_or_take_turns():
     swarm = build(steps_s=(0.3, 0.3, 0.3, 0.3))
     victims = swarm.learners[1:3]

@@ -98,6 +98,7 @@ def test_a_swarm_trains_with_each_codec_each_way(apply, way, codec):
     assert seen == {(at, size * BITS_PER_PARAMETER[codec]) for at, size in enumerate(sizes)}
 
 
+@pytest.mark.slow
 def test_a_swarm_trains_with_one_bit_both_ways():
     trained(rounds=rounds(up_codec="int1", down_codec="int1"))
 
@@ -156,6 +157,7 @@ def test_when_the_fastest_learner_leaves_the_others_go_on_within_a_cycle():
     assert swarm.merges - before >= 10
 
 
+@pytest.mark.slow
 def test_a_learner_whose_trainer_is_replaced_is_soon_ready_again():
     """Its new trainer counts local steps from 0; the quorum needs it."""
     swarm = build_swarm(3, steps_s=(0.3, 0.3), rounds=rounds(quorum=2))
@@ -181,6 +183,7 @@ def slow_uplink(swarm, learner, seconds):
     swarm.syncer.run_job = run_job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apply", first(1, ["rebase", "blend", "overwrite"]))
 @pytest.mark.parametrize("seconds", first(1, [1.5, 4.0]))
 def test_a_slow_uplink_takes_part_with_every_fragment_and_each_push_counts_once(apply, seconds):
@@ -227,6 +230,7 @@ def check_every_local_step_is_accounted_for(swarm, learner):
         assert merged + track.discarded_steps + on_its_way + rest == done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apply", first(1, ["rebase", "blend", "overwrite"]))
 def test_a_learner_that_was_away_comes_back_with_the_weight_of_all_it_did_once(apply):
     swarm = build_swarm(4, steps_s=(0.3, 0.3, 0.3), rounds=rounds(apply=apply))

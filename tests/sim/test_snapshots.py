@@ -122,6 +122,7 @@ def test_a_swarm_that_went_back_goes_on_with_everybodys_own_state(apply):
     }
 
 
+@pytest.mark.slow
 def test_a_learner_without_a_part_begins_as_a_joiner():
     swarm = watched(5)
     take_at(swarm, 40.0)
@@ -155,6 +156,7 @@ def test_a_part_is_gone_on_from_once_in_an_epoch():
     assert len(swarm.cuts.restored) == resumed + 3
 
 
+@pytest.mark.slow
 def test_what_a_trainer_had_read_counts_though_it_dies_before_it_says_so():
     swarm = watched(14)
     take_at(swarm, 40.0)
@@ -294,6 +296,7 @@ def test_a_part_that_is_used_twice_is_found(monkeypatch):
         live(swarm, swarm.world.now_s + 60.0)
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_not_restored_is_found(monkeypatch):
     honest = TrainerCopy.give
 

@@ -315,6 +315,7 @@ def test_the_same_seed_gives_the_same_run():
     assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 def test_a_joiner_takes_its_weights_from_many_learners_and_none_from_the_syncer(monkeypatch):
     monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 512)
     swarm = build_swarm(7, steps_s=(0.3, 0.3, 0.3, 0.3, 0.3))
@@ -345,6 +346,7 @@ class SaysZero(Backend):
         return 0.0
 
 
+@pytest.mark.slow
 def test_a_learner_that_measures_zero_moves_no_best_and_is_named():
     limits = LimitSpec(60_000, 256, 10, 8, 60.0, 64)
     swarm = build_swarm(9, limits=limits, steps_s=(0.3, 0.3, 0.4, 0.3))

@@ -60,6 +60,7 @@ def test_the_next_daemon_comes_into_focus(key):
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_a_filter_is_kept_across_frames_and_cleared_with_escape():
     app = app_of()
 
@@ -311,6 +312,7 @@ def test_the_command_line_explains_what_it_does_not_know(typed, says):
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_other_commands():
     app = app_of()
 
@@ -402,6 +404,7 @@ def test_frames_coalesce_and_no_event_is_lost():
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_a_thousand_learners_scroll_and_stay_where_they_are():
     app = ShoalApp(Staged(recordings.thousand(1)))
 
@@ -419,6 +422,7 @@ def test_a_thousand_learners_scroll_and_stay_where_they_are():
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_replay_controls(tmp_path):
     app = ShoalApp(replay(tmp_path / "recording", recordings.learner_killed()))
     playback = app.source.playback

@@ -42,6 +42,8 @@ EXIT_DEVICE: Final = 69
 """The accelerator is missing or broke."""
 EXIT_INTERNAL: Final = 70
 """A bug in the trainer, or a daemon that broke the order of commands."""
+EXIT_MEMORY: Final = 71
+"""Too little memory, whatever the micro-batch."""
 EXIT_OOM: Final = 75
 """Out of memory: worth another try with a smaller micro-batch."""
 
@@ -50,7 +52,7 @@ FailureKind = Literal["oom", "memory", "data", "model", "device", "internal"]
 
 EXIT_CODES: Final[dict[FailureKind, int]] = {
     "oom": EXIT_OOM,
-    "memory": EXIT_OOM,
+    "memory": EXIT_MEMORY,
     "data": EXIT_DATA,
     "model": EXIT_MODEL,
     "device": EXIT_DEVICE,

@@ -300,8 +300,9 @@ def test_a_certified_record_that_makes_no_sense_ends_the_link(bench, log, body):
 
 
 def test_a_certified_lease_that_makes_no_sense_is_no_crash(bench, log):
-    skipping = BlocksLeased(ONE.key, 1, (Span(100, 104, 0),))
-    effects = bench.commit(certified(record(skipping, index=3, previous=log.state.head)))
+    bench.commit(log.add(BlocksLeased(TWO.key, 1, (Span(0, 4, 0),))))
+    again = BlocksLeased(ONE.key, 1, (Span(2, 6, 0),))
+    effects = bench.commit(certified(record(again, index=4, previous=log.state.head)))
     assert disconnected(effects) == [SYNCER.key]
     assert sum(faults(bench).values()) == 1
 

@@ -309,6 +309,7 @@ def run_session(genesis, folder, *commands):
         ours.close()
 
 
+@pytest.mark.slow
 def test_commands_that_make_no_sense_end_the_session(tmp_path, monkeypatch):
     for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")

@@ -71,6 +71,7 @@ class Holding:
         return cross_entropy_sum(model, piece)
 
 
+@pytest.mark.slow
 def test_one_sequence_that_does_not_fit_is_tried_without_keeping_activations():
     holding = Holding()
     short = make_loop(inner=EIGHT, loss_sum=holding)
@@ -85,6 +86,7 @@ def test_one_sequence_that_does_not_fit_is_tried_without_keeping_activations():
     assert not short.trainer.checkpoint_activations(), "it does already"
 
 
+@pytest.mark.slow
 def test_without_kept_activations_a_pass_takes_less_memory():
     deep = dict(CONFIG, num_hidden_layers=12)
     sizes = []
@@ -121,6 +123,7 @@ def test_a_bug_in_a_step_is_no_reason_to_go_on():
         one.step()
 
 
+@pytest.mark.slow
 def test_a_pause_while_memory_runs_out_gives_the_step_up():
     one = make_loop(inner=EIGHT, loss_sum=Narrow(4))
     before = weights_of(one)
@@ -134,6 +137,7 @@ def test_a_pause_while_memory_runs_out_gives_the_step_up():
     assert one.reader.position == 0
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_left_out_and_told():
     class Broken:
         def __call__(self, *arguments, **named):
