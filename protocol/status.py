@@ -555,7 +555,7 @@ class ShardStatus(Struct):
     held: int
     """Shards here, those of held-out data included."""
     total: int
-    """Shards to train on, of the whole project."""
+    """Shards of the whole project, those of held-out data included."""
     held_bytes: int
     fetched_bytes: int
     """From other hosts, since the daemon started."""

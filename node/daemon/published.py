@@ -99,7 +99,7 @@ class PublishedData:
         feed = self.fetcher.feed
         return ShardStatus(
             held=feed.held,
-            total=self.fetcher.table.train_shards,
+            total=len(self.fetcher.table.shards),
             held_bytes=feed.held_bytes,
             fetched_bytes=feed.asked_bytes,
             fed_bytes=feed.released_bytes,

@@ -52,6 +52,7 @@ def test_friends_train_by_the_link_alone_and_give_each_other_what_the_host_lost(
 
         now = swarm.until(has_all, "a whole pass over the text")
         assert now.shards.fetched_bytes < 2 * now.shards.fed_bytes
+        assert now.shards.held <= now.shards.total == len(files.table.shards)
 
         for one in files.table.shards[:total]:
             files.path(one).unlink()
