@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from node.trainer.adapters.table import base_name
+from node.trainer.failures import is_out_of_memory
 from node.trainer.model import embedding_ids
 from protocol.errors import UserError
 
@@ -58,7 +59,9 @@ def _quantised(layer: nn.Linear, library: ModuleType, device: torch.device) -> n
     made.bias = layer.bias
     try:
         return made.to(device)  # type: ignore[no-any-return]
-    except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"bitsandbytes cannot hold the model in 4 bits on {device} ({error}). Start again with:"
             " shoal config unset learner.base_in_4_bits"
