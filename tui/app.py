@@ -7,6 +7,7 @@ come from a `Source`, and the newest frame wins.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -25,6 +26,7 @@ from tui.draw_throttle import REST_S_MAX, DrawThrottle, who_answers
 from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
+from tui.frames.traffic import Traffic
 from tui.messages import Entered, FrameCame, Sought, ViewWanted
 from tui.screens import help as help_page
 from tui.screens.dialogs import Confirm, Page, PauseMenu
@@ -34,7 +36,7 @@ from tui.text import fmt
 from tui.text.paint import Paint
 from tui.text.status_rows import label_of
 from tui.text.theme import THEME, THEMES, AsciiFilter, paint_of
-from tui.views import contribution, fragments, overview, peers, syncer, this_node
+from tui.views import contribution, facts, fragments, overview, peers, picture, syncer, this_node
 from tui.views import events as event_view
 from tui.views.banner import Banner
 from tui.views.bars import VIEWS, ScrubBar, ViewBar
@@ -43,9 +45,19 @@ from tui.views.roster import Roster
 from tui.views.sheet import Sheet
 
 WIDE = 160
-"""From this width on the learners stand beside the overview."""
+"""From this width on facts and events have a column of their own in the overview."""
+
+ROOMY = 120
+"""From this width on everything known of one learner stands beside the table of all."""
+
+SIDE_PERCENT = 34
+MOVE_S = 0.12
+"""Between two looks at what travels."""
 
 PAGE_WIDTH = 72
+INNER = {"overview": "overview-sheet", "peers": "learners", "contribution": "leaders"}
+"""What has the focus in a view of several parts."""
+
 TABLES = ("peers", "events", "contribution")
 """Views that can be filtered."""
 
@@ -101,6 +113,7 @@ class ShoalApp(App[int]):
         Binding("slash", "filter", "Filter", key_display="/", id="filter"),
         Binding("colon", "command", "Command", key_display=":", id="command"),
         Binding("x", "faults_only", "Faults only", id="faults"),
+        Binding("e", "every_event", "Every event", show=False, id="every-event"),
         Binding("p", "pause", "Pause", id="pause"),
         Binding("r", "resume", "Resume", show=False, id="resume"),
         Binding("f", "finish", "Finish", show=False, id="finish"),
@@ -111,8 +124,14 @@ class ShoalApp(App[int]):
     ]  # fmt: skip
 
     def __init__(
-        self, source: Source, *, is_readonly: bool = False, is_ascii: bool = False
+        self,
+        source: Source,
+        *,
+        is_readonly: bool = False,
+        is_ascii: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """clock: seconds that only grow, by which the picture moves."""
         self._ascii_filter = AsciiFilter() if is_ascii else None
         super().__init__()
         self.source = source
@@ -123,11 +142,18 @@ class ShoalApp(App[int]):
         self.animation_level = "none"
         self.is_readonly = is_readonly
         self.history = History()
+        self.traffic = Traffic()
         self.frame: Frame | None = None
+        self._clock = clock
+        self._frame_s = 0.0
+        """When it came, by that clock."""
+        self._is_watched = True
         self.daemon = ""
         """Label of the daemon in focus; empty for the first."""
         self.view = "overview"
         self.is_faults = False
+        self.is_every_event = False
+        """Also those that come many times a second, with the daemons' own words for them."""
         self.filters: dict[str, str] = {}
         """What each view is filtered by."""
         self.draw_throttle = DrawThrottle(time.monotonic, time.process_time)
@@ -151,13 +177,17 @@ class ShoalApp(App[int]):
         yield ViewBar()
         with ContentSwitcher(initial="overview", id="body"):
             with Horizontal(id="overview"):
-                yield Sheet(overview.render, id="overview-sheet")
-                yield Roster(peers.COLUMNS, peers.key_of, id="side-peers", sort="name")
-            yield Roster(peers.COLUMNS, peers.key_of, id="peers", sort="name")
+                with Vertical(id="overview-main"):
+                    yield Sheet(picture.render, id="picture")
+                    yield Sheet(overview.render, id="overview-sheet")
+                yield Sheet(overview.side, id="overview-side")
+            with Horizontal(id="peers"):
+                yield Roster(peers.COLUMNS, peers.key_of, id="learners", sort="name")
+                yield Sheet(self._peer_pane, id="peer-pane")
             yield Sheet(fragments.render, id="fragments")
             yield Sheet(this_node.render, id="node")
             yield Sheet(syncer.render, id="syncer")
-            yield Roster(event_view.COLUMNS, event_view.key_of, id="events", is_growing=True)
+            yield Roster(event_view.FEW, event_view.key_of, id="events", is_growing=True)
             with Vertical(id="contribution"):
                 yield Sheet(contribution.summary, id="own-share")
                 yield Roster(contribution.COLUMNS, contribution.key_of, id="leaders", sort="place")
@@ -173,6 +203,7 @@ class ShoalApp(App[int]):
         self.theme_changed_signal.subscribe(self, self._repaint)
         self._draw()
         self._follow()
+        self.set_interval(MOVE_S, self.move)
 
     @work(exclusive=True)
     async def _follow(self) -> None:
@@ -185,6 +216,9 @@ class ShoalApp(App[int]):
                 else:
                     self.history.add(sample(frame))
                 self.frame = frame
+                self._frame_s = self._clock()
+                leader = self.scene().leader
+                self.traffic.observe(leader, frame.at_s, is_jump=frame.is_jump)
                 self.post_message(FrameCame())
         except UserError as error:
             self.exit(error.exit_code, message=str(error))
@@ -208,9 +242,28 @@ class ShoalApp(App[int]):
             self._is_put_off = False
             self._draw()
 
+    def on_app_focus(self) -> None:
+        """Somebody looks again."""
+        self._is_watched = True
+
+    def on_app_blur(self) -> None:
+        """Nobody looks: nothing has to move."""
+        self._is_watched = False
+
+    def move(self) -> None:
+        """Moves what travels in the picture, where it can be seen and costs little."""
+        playback = self.source.playback
+        if self.view != "overview" or self.frame is None or self.traffic.is_idle:
+            return
+        if not self._is_watched or (playback is not None and not playback.is_playing):
+            return
+        if len(self.screen_stack) == 1 and self.draw_throttle.may_move():
+            self.query_one("#picture", Sheet).show(self.scene())
+
     def on_resize(self, event: events.Resize) -> None:
         """Wide terminals have room for two views."""
         self.set_class(event.size.width >= WIDE, "-wide")
+        self.set_class(event.size.width >= ROOMY, "-roomy")
         self.call_after_refresh(self._draw)
 
     @property
@@ -220,12 +273,18 @@ class ShoalApp(App[int]):
 
     def scene(self) -> Scene:
         """What is drawn now."""
+        frame = self.frame or Frame(at_s=0.0)
+        playback = self.source.playback
+        pace = 1 if playback is None else playback.speed * playback.is_playing
+        moving_s = frame.at_s + (self._clock() - self._frame_s) * pace
         return Scene(
-            frame=self.frame or Frame(at_s=0.0),
+            frame=frame,
             history=self.history,
             focus=self.daemon,
             paint=self.paint,
-            is_recording=self.source.playback is not None,
+            is_recording=playback is not None,
+            moving=tuple(self.traffic.moving(moving_s)),
+            is_wide=self.has_class("-wide"),
         )
 
     def _repaint(self, theme: Theme) -> None:
@@ -248,17 +307,11 @@ class ShoalApp(App[int]):
         wanted = self.filters.get(self.view, "")
         match self.view:
             case "overview":
-                self.query_one("#overview-sheet", Sheet).show(now)
-                if self.has_class("-wide"):
-                    self._draw_peers(now, "#side-peers", wanted)
+                self._draw_overview(now)
             case "peers":
-                self._draw_peers(now, "#peers", wanted)
+                self._draw_peers(now, wanted)
             case "events":
-                found = event_view.pick(now.history.events, wanted, is_faults=self.is_faults)
-                note = peers.note(
-                    len(found), len(now.history.events), wanted, is_faults=self.is_faults
-                )
-                self.query_one("#events", Roster).show(found, now.paint, note=note)
+                self._draw_events(now, wanted)
             case "contribution":
                 self.query_one("#own-share", Sheet).show(now)
                 every = contribution.places(now)
@@ -271,14 +324,50 @@ class ShoalApp(App[int]):
             case name:
                 self.query_one(f"#{name}", Sheet).show(now)
 
-    def _draw_peers(self, now: Scene, where: str, wanted: str) -> None:
+    def _draw_events(self, now: Scene, wanted: str) -> None:
+        told = self.history.events
+        every = event_view.lines(
+            told if self.is_every_event else facts.news(now), facts.names_of(now)
+        )
+        found = event_view.pick(every, wanted, is_faults=self.is_faults)
+        note = peers.note(len(found), len(every), wanted, is_faults=self.is_faults)
+        note = note or event_view.note(len(every), len(told), is_every=self.is_every_event)
+        self.query_one("#events", Roster).show(found, now.paint, note=note)
+
+    def _draw_overview(self, now: Scene) -> None:
+        body, sheet = self.query_one("#overview"), self.query_one("#picture", Sheet)
+        width = body.size.width * (100 - SIDE_PERCENT * now.is_wide) // 100 - 3
+        rows = overview.picture_rows(now, width, body.size.height)
+        # Setting a style lays the screen out anew, so only when it is another height.
+        if sheet.styles.height is None or sheet.styles.height.value != rows:
+            sheet.styles.height = rows
+            sheet.display = rows > 0
+        for name in ("#picture", "#overview-sheet"):
+            self.query_one(name, Sheet).show(now)
+        if now.is_wide:
+            self.query_one("#overview-side", Sheet).show(now)
+
+    def _peer_pane(self, now: Scene, width: int, height: int) -> list[Text]:
+        table = self.query_one("#learners", Roster)
+        return peers.pane(table.rows, table.cursor_key, width, height, now.paint)
+
+    def on_roster_moved(self, message: Roster.Moved) -> None:
+        """The pane shows whom the cursor is on."""
+        if message.roster.id == "learners":
+            self.query_one("#peer-pane", Sheet).show(self.scene())
+
+    def _draw_peers(self, now: Scene, wanted: str) -> None:
         every = peers.peer_lines(now)
         shown = peers.pick(every, wanted, is_faults=self.is_faults)
         note = now.stale(now.leader) or peers.note(
             len(shown), len(every), wanted, is_faults=self.is_faults
         )
         note = note or peers.unnamed_note(now.leader) or peers.left_note(shown)
-        self.query_one(where, Roster).show(shown, now.paint, note=note, empty=peers.empty_note(now))
+        self.query_one("#learners", Roster).show(
+            shown, now.paint, note=note, empty=peers.empty_note(now)
+        )
+        if self.has_class("-roomy"):
+            self.query_one("#peer-pane", Sheet).show(now)
 
     # What keys do.
 
@@ -292,8 +381,7 @@ class ShoalApp(App[int]):
     def action_view(self, name: str) -> None:
         self.view = name
         self.query_one("#body", ContentSwitcher).current = name
-        inner = {"overview": "overview-sheet", "contribution": "leaders"}.get(name, name)
-        self.query_one(f"#{inner}").focus()
+        self.query_one(f"#{INNER.get(name, name)}").focus()
         self._draw()
 
     def on_view_wanted(self, message: ViewWanted) -> None:
@@ -313,8 +401,7 @@ class ShoalApp(App[int]):
 
     def action_filter(self) -> None:
         """Asks for words that rows must have."""
-        is_wide = self.has_class("-wide")
-        if self.view not in TABLES and not (is_wide and self.view == "overview"):
+        if self.view not in TABLES:
             self.action_view("peers")
         self._open_prompt("filter", self.filters.get(self.view, ""))
 
@@ -352,6 +439,14 @@ class ShoalApp(App[int]):
         self.notify("Faults only, in tables." if self.is_faults else "Everything is shown.")
         self._draw()
 
+    def action_every_event(self) -> None:
+        """Shows every event there is, or only those that say something to people."""
+        self.is_every_event = not self.is_every_event
+        self.query_one("#events", Roster).show_columns(
+            event_view.COLUMNS if self.is_every_event else event_view.FEW
+        )
+        self.action_view("events")
+
     def action_next_theme(self) -> None:
         """Other colours."""
         names = self._theme_names()
@@ -376,10 +471,10 @@ class ShoalApp(App[int]):
         """Shows all that is known of a row."""
         key = message.key
         if message.roster.id == "events":
-            event = next((e for e in self.history.events if event_view.key_of(e) == key), None)
-            if event is not None:
+            line = next((one for one in message.roster.rows if event_view.key_of(one) == key), None)
+            if line is not None:
                 self.push_screen(
-                    Page("Event", lambda: event_view.details(event, PAGE_WIDTH, self.paint))
+                    Page("Event", lambda: event_view.details(line, PAGE_WIDTH, self.paint))
                 )
             return
         if message.roster.id == "leaders":
@@ -545,9 +640,7 @@ class ShoalApp(App[int]):
             self._show_link()
 
     def _sort(self, column: str) -> None:
-        tables = {"overview": "side-peers", "contribution": "leaders"}
-        name = tables.get(self.view, self.view)
-        table = self.query_one(f"#{name}")
+        table = self.query_one(f"#{INNER.get(self.view, self.view)}")
         keys = [one.key for one in table.columns] if isinstance(table, Roster) else []
         if not isinstance(table, Roster) or column not in keys:
             raise UserError(f"There is no column {column!r} here: {', '.join(keys) or 'none'}.")

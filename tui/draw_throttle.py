@@ -49,3 +49,9 @@ class DrawThrottle:
                 return False
         self._drawn_s, self._cpu_s, self._shown = now_s, cpu_s, shown
         return True
+
+    def may_move(self) -> bool:
+        """Whether one more step of the picture still fits the share; asked between drawings."""
+        if self._drawn_s is None:
+            return False
+        return self.cpu() - self._cpu_s <= SHARE_MAX * (self.clock() - self._drawn_s)

@@ -15,7 +15,7 @@ from tui.frames.scene import Scene
 from tui.sources.live import Source
 from tui.text import fmt, theme
 from tui.text.election import leads
-from tui.views import banner, facts, overview, peers, roster, syncer, this_node
+from tui.views import banner, facts, overview, peers, picture, roster, syncer, this_node
 
 WAIT_S = 3.0
 SWARM_WAIT_S = 1.5
@@ -30,9 +30,10 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
     history = History()
     history.add(sample(frame))
     now = Scene(frame=frame, history=history)
-    made = banner.render(now, width) + overview.render(
-        now, min(width, overview.TWO_COLUMNS - 1), 24
-    )
+    made = banner.render(now, width)
+    if now.leader is not None and leads(now.leader):
+        made += picture.render(now, width, picture.rows_wanted(now, width))
+    made += overview.render(now, min(width, overview.TWO_COLUMNS - 1), 24)
     if now.leader is not None and now.leader.peers:
         made += [Text(), *_peers(now, width)]
     for other in frame.attached()[1:]:

@@ -33,7 +33,7 @@ from shoal.demo.screen import Screen
 from shoal.demo.swarm import DemoSwarm
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 from shoal.local_swarm.swarm import LocalSwarm
-from tui.text.demo_view import results
+from tui.views.demo import results
 
 MINUTES: Final = 12.0
 PROMPT: Final = "def "
@@ -153,7 +153,8 @@ class Demo:
         arguments += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS)]
         self._screen.tell("loading the exported model with transformers and evaluating it")
         self._finish(
-            "score", "node.trainer.tools.score", arguments, "Evaluating the exported model."
+            *("score", "node.trainer.tools.score", arguments, "Evaluating the exported model."),
+            why="It is a model as transformers loads it, measured on text that nobody trained on.",
         )
         return self._result("score.json", reports.Scored)
 
@@ -164,19 +165,24 @@ class Demo:
         arguments = ["--genesis", "genesis", "--charter", "charter", "--json", "alone.json"]
         arguments += ["--steps", str(steps), "--threads", str(ALONE_THREADS), "--device", "cpu"]
         arguments += ["--data-cache", str(self._swarm.home.data_cache())]
-        self._finish("alone", "node.trainer.tools.alone", arguments, "One learner trains alone.")
+        self._finish(
+            *("alone", "node.trainer.tools.alone", arguments, "One learner trains alone."),
+            why=f"As many local steps as {name} took, without a swarm: what the swarm has to beat.",
+        )
         return self._result("alone.json", reports.Alone)
 
     def _shoal(self, name: str, *arguments: str) -> None:
         self._screen.tell(f"$ {shown('shoal', *arguments)}")
         self._finish(name, "shoal", list(arguments), f"Waiting for shoal {name}.")
 
-    def _finish(self, name: str, module: str, arguments: list[str], sentence: str) -> None:
+    def _finish(
+        self, name: str, module: str, arguments: list[str], sentence: str, why: str = ""
+    ) -> None:
         self._swarm.processes.finish(
             name,
             module,
             *arguments,
-            tick=lambda said: self._screen.show(self._swarm.now(f"{sentence} {said}".strip())),
+            tick=lambda said: self._screen.show(self._swarm.now(f"{sentence} {said}".strip(), why)),
         )
 
     def _result(self, name: str, kind: type[S]) -> S:

@@ -30,7 +30,7 @@ from shoal.demo.watched import WatchedSwarm
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 from shoal.project.template import Value
 from tui.text import fmt
-from tui.text.demo_view import results
+from tui.views.demo import results
 
 MINUTES: Final = 20.0
 NAME: Final = "sailor"

@@ -11,10 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from tui.text import fmt
-from tui.text.demo_view import DemoNow, line, render
+from tui.views.demo import DemoNow, line, render
 
 LINE_EVERY_S = 5.0
-FRAME_EVERY_S = 0.5
+FRAME_EVERY_S = 0.2
+"""Often enough for what travels to be seen travelling."""
+
 PLAIN_COLUMNS = 100
 
 

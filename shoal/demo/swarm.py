@@ -13,7 +13,7 @@ from protocol.status import NodeStatus
 from shoal.demo.project import CAST, VICTIM
 from shoal.demo.report import Comeback
 from shoal.demo.screen import Screen
-from shoal.demo.watched import WatchedSwarm
+from shoal.demo.watched import Act, WatchedSwarm
 from shoal.local_swarm.processes import Deadline, is_alive
 from tui.text import fmt
 
@@ -23,6 +23,28 @@ AWAY_S: Final = 3.0
 
 TRAINER_GONE_S: Final = 10.0
 """A trainer that outlives its daemon for longer than this keeps a device from others."""
+
+
+TOGETHER: Final = Act(
+    f"{len(CAST)} learners train one model together.",
+    "Each takes local steps alone and hands in a piece of the model now and then, so a slow line "
+    "or a slow machine holds nobody up.",
+)
+KILLED: Final = Act(
+    f"{VICTIM} was killed, without a word to anybody.",
+    "The others train on: no merge waits for one machine, so nobody can stop a run.",
+)
+BACK: Final = Act(
+    f"{VICTIM} is back and takes its weights from the other learners.",
+    "Whoever joins, late or again, is on the newest version before its first local step.",
+)
+COUNTS: Final = Act(
+    f"What {VICTIM} trains is merged again.",
+    "Its death cost the swarm what it had not handed in yet, and nothing else.",
+)
+ENDED: Final = Act(
+    "The run is complete.", "Every process ends by itself, and nothing is left behind."
+)
 
 
 class DemoSwarm(WatchedSwarm):
@@ -40,10 +62,12 @@ class DemoSwarm(WatchedSwarm):
 
     def train(self) -> None:
         """Watches until the run is over and every process has ended by itself."""
+        self.act = TOGETHER
         self.watch(self._is_time_to_kill)
         if not self.is_ended:
             self._kill_victim()
             self.watch(lambda: self._since_kill_s() >= AWAY_S or self.is_ended)
+            self.act = BACK
             self.join(next(learner for learner in CAST if learner.name == VICTIM))
         self.finish()
 
@@ -67,6 +91,7 @@ class DemoSwarm(WatchedSwarm):
             merged_before=victim.merged,
             first_life=victim,
         )
+        self.act = KILLED
         self.kill(VICTIM)
         self._killed_s = time.monotonic()
         self._screen.tell(f"$ kill -9 {child.pid}    (the daemon of {VICTIM})", style="bold red")
@@ -84,6 +109,11 @@ class DemoSwarm(WatchedSwarm):
         return time.monotonic() - self._killed_s
 
     # Watching.
+
+    def on_wait(self) -> None:
+        if self.is_ended:
+            self.act = ENDED
+        super().on_wait()
 
     def _on_learner(self, status: NodeStatus) -> None:
         back = self.comeback
@@ -104,6 +134,7 @@ class DemoSwarm(WatchedSwarm):
             )
         if back.merged_again_s is None and status.merged:
             back.merged_again_s = self._since_kill_s()
+            self.act = COUNTS
             after = fmt.duration(back.merged_again_s)
             self._screen.tell(f"what {status.name} trains is merged again, {after} after the kill")
 

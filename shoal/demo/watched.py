@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from host.files.home import DaemonRole
 from protocol.status import NodeStatus, SyncerStatus
@@ -16,12 +16,24 @@ from shoal.demo.screen import Screen
 from shoal.local_swarm import processes
 from shoal.local_swarm.processes import Child, Deadline, SwarmFailed, shown
 from shoal.local_swarm.swarm import LocalSwarm
+from tui.frames.frame import Frame
+from tui.frames.history import History, sample
 from tui.frames.rates import Rates
-from tui.text.demo_view import DemoNow, LearnerLine
+from tui.frames.traffic import Traffic
+from tui.views.demo import DemoNow, LearnerLine
 
 OBSERVE_EVERY_S: Final = 0.5
 LEAVING_S: Final = 60.0
 """All processes must have ended by themselves this long after the run has."""
+
+
+class Act(NamedTuple):
+    """A part of the story."""
+
+    what: str
+    """What is happening, in one sentence."""
+    why: str
+    """Why that matters, in one or two."""
 
 
 class WatchedSwarm(LocalSwarm):
@@ -44,6 +56,8 @@ class WatchedSwarm(LocalSwarm):
         self._screen = screen
         self._cast = cast
         self._rates = Rates()
+        self._history, self._traffic = History(), Traffic()
+        self.act = Act("", "")
         self._ended_s: float | None = None
         self._observed_s = -OBSERVE_EVERY_S
 
@@ -110,23 +124,30 @@ class WatchedSwarm(LocalSwarm):
             elif isinstance(status, NodeStatus) and status.name in self.learners:
                 self._on_learner(status)
         self._rates.observe(statuses, time.monotonic())
+        now_s = time.time()
+        self._history.add(sample(Frame(at_s=now_s, statuses=tuple(statuses))))
+        self._traffic.observe(self.host, now_s)
 
     def _on_learner(self, status: NodeStatus) -> None:
         self.nodes[status.name] = status
 
     # Showing.
 
-    def now(self, sentence: str = "") -> DemoNow:
-        """What there is to see."""
+    def now(self, sentence: str = "", why: str = "") -> DemoNow:
+        """What there is to see; without a sentence, the act that is played."""
         if not sentence:
-            sentence = self.host.sentence if self.host else "The syncer is starting."
+            said = self.host.sentence if self.host else "The syncer is starting."
+            sentence, why = self.act if self.act.what else Act(said, "")
         rate = self._rates.tokens_per_s.get(self.host.key) if self.host else None
         return DemoNow(
             elapsed_s=self._screen.elapsed_s,
             sentence=sentence,
+            why=why,
             syncer=self.host,
             learners=[self._line(learner) for learner in self._cast] if self.learners else (),
             tokens_per_s=rate,
+            history=self._history,
+            moving=tuple(self._traffic.moving(time.time())),
         )
 
     def _line(self, learner: Learner) -> LearnerLine:

@@ -34,7 +34,7 @@ STATUS_OURS = {
     "shoal.cli": "app",
     "shoal.common": "choices daemons exit_codes extras failures versions writing",
     "shoal.machine": "status_command",
-    "tui.frames": "frame history scene verdict",
+    "tui.frames": "frame history scene traffic verdict",
     "tui.text": "election fmt node_view owner_limits paint snapshots status_rows status_view "
     "syncer_view witness_view",
     "node": "", "simulator": "", "syncer_node": "", "tui": "",

@@ -85,7 +85,7 @@ def test_sorting_and_cursor_are_kept_across_frames():
 
     async def look(pilot):
         await pilot.press("2")
-        table = app.query_one("#peers", Roster)
+        table = app.query_one("#learners", Roster)
         table.sort_by("merges")
         await pilot.press("down", "down")
         chosen = table.cursor_key
@@ -111,7 +111,7 @@ def test_columns_are_sorted_with_keys_and_mouse():
     async def look(pilot):
         await pilot.press("2")
         await settle(pilot)
-        table = app.query_one("#peers", Roster)
+        table = app.query_one("#learners", Roster)
         assert table.sort == "name"
         await pilot.press("s")
         assert table.sort == "state"
@@ -119,9 +119,9 @@ def test_columns_are_sorted_with_keys_and_mouse():
         assert (table.sort, table.is_reversed) == ("name", True)
         assert table.rows[0].peer.name == "wren"
         head = screen_lines(app)[4]
-        await pilot.click("#peers", offset=(head.index("tok/s"), 0))
+        await pilot.click("#learners", offset=(head.index("tok/s"), 0))
         assert table.sort == "speed"
-        await pilot.click("#peers", offset=(3, 2))
+        await pilot.click("#learners", offset=(3, 2))
         assert table.cursor == 1
 
     drive(app, look)
@@ -322,7 +322,7 @@ def test_other_commands():
             await settle(pilot)
         assert app.theme == "daylight"
         assert app.daemon == recordings.LEARNER
-        table = app.query_one("#peers", Roster)
+        table = app.query_one("#learners", Roster)
         assert [row.peer.name for row in table.rows] == ["wren"]
         assert table.sort == "merges"
         await obey(pilot, "link")
@@ -411,7 +411,7 @@ def test_a_thousand_learners_scroll_and_stay_where_they_are():
     async def look(pilot):
         await pilot.press("2", "G")
         await settle(pilot)
-        table = app.query_one("#peers", Roster)
+        table = app.query_one("#learners", Roster)
         assert table.cursor == 999
         before = [row.split()[0] for row in screen_lines(app)[5:20]]
         app.source.waiting.put_nowait(recordings.thousand(2)[1])

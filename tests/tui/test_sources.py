@@ -437,7 +437,7 @@ def test_a_volunteers_machine_shows_the_whole_swarm():
     assert [line.peer.name for line in peers.peer_lines(now)] == list(recordings.NAMES)
     assert peers.empty_note(now) == ""
     assert judge(now).level == "WELL"
-    assert "8 learners" in once.text(frame, 120)
+    assert "8 training" in once.text(frame, 120)
 
 
 def test_old_news_of_the_swarm_are_marked_and_are_no_alarm_of_their_own():

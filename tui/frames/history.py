@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, WitnessStatus
@@ -20,6 +23,13 @@ RATE_WINDOW_S = 120.0
 
 RATE_SPAN_S_MIN = 5.0
 
+COURSE_LENGTH = 24
+"""What a learner said, so many times."""
+
+COURSE_GAP_S = 2.0
+PEERS_MAX = 512
+"""Of more learners no course is kept."""
+
 
 class Reading(NamedTuple):
     """What one daemon said that is worth remembering."""
@@ -34,6 +44,16 @@ class Reading(NamedTuple):
     """No leader was known to it."""
 
 
+class Courses(NamedTuple):
+    """What each learner of a swarm said at one moment, packed: recordings keep hours of it."""
+
+    keys: tuple[str, ...]
+    speeds: array[float]
+    """Tokens a second; 0 where it does not train."""
+    losses: array[float]
+    """Of its last local step; NaN where it has none."""
+
+
 class Sample(NamedTuple):
     """The memorable part of one frame."""
 
@@ -42,6 +62,7 @@ class Sample(NamedTuple):
     events: tuple[Told, ...]
     silent: frozenset[str]
     """Labels of daemons that do not answer."""
+    courses: Courses | None = None
 
 
 def sample(frame: Frame) -> Sample:
@@ -53,7 +74,27 @@ def sample(frame: Frame) -> Sample:
             silent.add(daemon.label)
         elif status is not None:
             readings[status.key] = _reading(status, frame.at_s)
-    return Sample(frame.at_s, readings, frame.events, frozenset(silent))
+    return Sample(frame.at_s, readings, frame.events, frozenset(silent), _courses(frame, silent))
+
+
+def _courses(frame: Frame, silent: set[str]) -> Courses | None:
+    """Of the learners that a leading syncer knows, if one is heard."""
+    for daemon in frame.attached():
+        status = frame.status(daemon.key)
+        if isinstance(status, SyncerStatus) and status.peers and daemon.label not in silent:
+            peers = status.peers[:PEERS_MAX]
+            return Courses(
+                _same(tuple(peer.key for peer in peers)),
+                array("f", (one.tokens_per_s * (one.state == "training") for one in peers)),
+                array("f", (math.nan if one.loss is None else one.loss for one in peers)),
+            )
+    return None
+
+
+@lru_cache(16)
+def _same(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Equal keys as one object: a sample each second names the same learners."""
+    return keys
 
 
 def _reading(status: DaemonStatus, at_s: float) -> Reading:
@@ -81,6 +122,8 @@ class History:
         self._moved_s: dict[str, float] = {}
         self._step: dict[str, int] = {}
         self._leaderless_from_s: dict[str, float] = {}
+        self._courses: dict[str, deque[tuple[float, float]]] = {}
+        self._course_s = -math.inf
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> History:
@@ -96,6 +139,27 @@ class History:
         self.events_seen += len(one.events)
         for key, reading in one.readings.items():
             self._remember(key, reading)
+        if one.courses is not None and not 0 <= one.at_s - self._course_s < COURSE_GAP_S:
+            self._course_s = one.at_s
+            self._add_courses(one.courses)
+
+    def _add_courses(self, new: Courses) -> None:
+        for key, speed, loss in zip(new.keys, new.speeds, new.losses, strict=True):
+            kept = self._courses.get(key)
+            if kept is None:
+                kept = self._courses[key] = deque(maxlen=COURSE_LENGTH)
+            kept.append((speed, loss))
+        if len(self._courses) > 2 * PEERS_MAX:
+            here = set(new.keys)
+            self._courses = {key: one for key, one in self._courses.items() if key in here}
+
+    def speeds(self, key: str) -> list[float]:
+        """Tokens a second of a learner over the last minute, oldest first."""
+        return [speed for speed, _ in self._courses.get(key, ())]
+
+    def losses(self, key: str) -> list[float]:
+        """Training loss of a learner over the last minute, oldest first."""
+        return [loss for _, loss in self._courses.get(key, ()) if math.isfinite(loss)]
 
     def _remember(self, key: str, reading: Reading) -> None:
         kept = self._readings.setdefault(key, deque(maxlen=SAMPLES_MAX))

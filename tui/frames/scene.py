@@ -14,6 +14,7 @@ from protocol.status import (
 )
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
+from tui.frames.traffic import Packet
 from tui.text import fmt
 from tui.text.election import LOST, alive, leads
 from tui.text.paint import Paint
@@ -37,6 +38,10 @@ class Scene:
     paint: Paint = field(default_factory=Paint)
     is_recording: bool = False
     """It is played from a recording: not now."""
+    moving: tuple[Packet, ...] = ()
+    """What is under way between learners and syncer."""
+    is_wide: bool = False
+    """Facts and events have a column of their own."""
 
     @property
     def now_s(self) -> float:

@@ -100,6 +100,22 @@ def percent(share: float) -> str:
     return f"{math.floor(min(max(share, 0.0), 1.0) * 100 + 1e-9)} %"
 
 
+def percents(parts: Sequence[float], whole: float) -> list[int]:
+    """Whole percents of `parts` that add up as the parts do: 100 where they are all there is.
+
+    What rounding down takes goes to those that lost most by it.
+    """
+    if whole <= 0:
+        return [0] * len(parts)
+    exact = [max(part, 0.0) / whole * 100 for part in parts]
+    made = [math.floor(one + 1e-9) for one in exact]
+    left = round(sum(exact)) - sum(made)
+    by_loss = sorted(range(len(parts)), key=lambda at: (made[at] - exact[at], at))
+    for at in by_loss[: max(left, 0)]:
+        made[at] += 1
+    return made
+
+
 def loss(value: float | None) -> str:
     """Three decimals, or a dash where there is no reading; the bound stands for no number."""
     if value is None:
@@ -141,6 +157,25 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     low, high = min(picked), max(picked)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in picked)
+
+
+_DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
+"""Bits of a braille character: rows from the bottom, then left and right."""
+
+
+def course(values: Sequence[float], cells: int) -> str:
+    """The newest of `values` as a line from zero, two to a character: a small dip looks small."""
+    recent = [max(value, 0.0) for value in values[-2 * cells :]]
+    top = max(recent, default=0.0) * 4 / 3
+    if len(recent) < 2 or not 0 < top < math.inf:
+        return ""
+    if len(recent) % 2:
+        recent = recent[1:]
+    heights = [min(int(value / top * len(_DOTS)), len(_DOTS) - 1) for value in recent]
+    return "".join(
+        chr(0x2800 | _DOTS[left][0] | _DOTS[right][1])
+        for left, right in zip(heights[::2], heights[1::2], strict=True)
+    )
 
 
 def clock(at_s: float) -> str:

@@ -47,15 +47,38 @@ def wrap(piece: Piece, width: int) -> list[Text]:
 def _wrapped(text: Text, width: int) -> list[Text]:
     lines = []
     while text.cell_len > width:
-        space = text.plain.rfind(" ", 0, width + 1)
-        place = space if space > width // 3 else width
-        while cell_len(text.plain[:place]) > width:
-            place -= 1
-        head, text = text.divide([place])
+        head, text = text.divide([_break(text.plain, width)])
         lines.append(head)
         if text.plain.startswith(" "):
             text = text[1:]
     return [*lines, text]
+
+
+def _break(words: str, width: int) -> int:
+    """Where the first line ends: before a word, if there is one that is not too early."""
+    early = width // 3
+    space = words.rfind(" ", 0, width + 1)
+    if space <= early:
+        place = width
+        while cell_len(words[:place]) > width:
+            place -= 1
+        return place
+    while cell_len(words[:space]) > width:
+        space = words.rfind(" ", 0, space)
+    place = space
+    before = words.rfind(" ", 0, place)
+    # The last word does not stand alone: one more goes down with it.
+    is_last = " " not in words[place + 1 :].strip()
+    if is_last and before > early and cell_len(words[before + 1 :]) <= width:
+        place, before = before, words.rfind(" ", 0, before)
+    # A number and its unit stay together.
+    unit = words[place + 1 :].split(" ", 1)[0].rstrip(",.;")
+    if words[place - 1].isdigit() and unit in UNITS and before > early:
+        place = before
+    return place if place > 0 else width
+
+
+UNITS = ("%", "s", "ms", "min", "h", "d", "B", "kB", "MB", "GB", "TB", "k", "M", "G", "T", "byte")
 
 
 def pairs(
@@ -98,10 +121,10 @@ def panel(
         note = ""
     fill = width - 5 - head.cell_len - (cell_len(note) + 1 if note else 0)
     top = Text()
-    top.append("┌ ", style=paint.quiet)
+    top.append("╭ ", style=paint.quiet)
     top.append_text(head)
     top.append(" " + "─" * fill, style=paint.quiet)
-    top.append(f" {note} ┐" if note else "─┐", style=paint.quiet)
+    top.append(f" {note} ╮" if note else "─╮", style=paint.quiet)
     framed = [top]
     for line in body:
         row = Text()
@@ -109,7 +132,7 @@ def panel(
         row.append_text(fit(line, inner))
         row.append(" │", style=paint.quiet)
         framed.append(row)
-    framed.append(Text("└" + "─" * (width - 2) + "┘", style=paint.quiet))
+    framed.append(Text("╰" + "─" * (width - 2) + "╯", style=paint.quiet))
     return framed
 
 

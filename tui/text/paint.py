@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_BAD = ("gone", "silent", "down", "adrift", "not here", "killed")
+
 
 @dataclass(frozen=True, slots=True)
 class Paint:
@@ -25,7 +27,7 @@ class Paint:
             return self.good
         if word == "left":
             return self.quiet
-        return self.bad if word in ("gone", "silent", "down", "adrift", "not here") else self.warn
+        return self.bad if word in _BAD else self.warn
 
     def level(self, word: str) -> str:
         """Style of a verdict's word."""

@@ -21,6 +21,11 @@ COLUMNS_PER_TICK = 14
 AGO_STEPS_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0)
 
 Point = tuple[float, float]
+Moment = tuple[float, str]
+"""Where on the axis something happened, and the mark for it."""
+
+BEST = "◆"
+"""The mark of the best point."""
 
 
 def ticks(low: float, high: float, count_max: int, steps: Sequence[float] = ()) -> list[float]:
@@ -47,8 +52,13 @@ def chart(
     say_x: Callable[[float], str],
     say_y: Callable[[float], str],
     is_from_zero: bool = False,
+    best: Point | None = None,
+    moments: Sequence[Moment] = (),
 ) -> list[Text]:
-    """`height` lines with the curve through `points`, or with words where there is none yet."""
+    """`height` lines with the curve through `points`, or with words where there is none yet.
+
+    best: a point to mark; moments: marks along the bottom.
+    """
     if len(points) < 2 or width < 20 or height < 4:
         return [Text("not enough data yet", style=paint.quiet)]
     left, right = points[0][0], points[-1][0]
@@ -66,12 +76,55 @@ def chart(
         (tuple(y_ticks), tuple(map(say_y, y_ticks))),
         (low, high),
     )
+    rows = [list(row) for row in drawn.split("\n")]
+    marked = _mark(rows, (left, right), (low, high), best, moments)
     lines = []
-    for row in drawn.split("\n"):
-        line = Text(row, style=paint.quiet)
+    for number, row in enumerate(rows):
+        line = Text("".join(row), style=paint.quiet)
         line.highlight_regex(_BRAILLE, paint.chart)
+        for at, column in marked:
+            if at == number:
+                line.stylize(f"bold {paint.accent}", column, column + 1)
         lines.append(line)
     return lines
+
+
+def _mark(
+    rows: list[list[str]],
+    across: Point,
+    up: Point,
+    best: Point | None,
+    moments: Sequence[Moment],
+) -> list[tuple[int, int]]:
+    """Writes the marks over the plot; the cells in which they stand."""
+    foot = next((at for at, row in enumerate(rows) if {"└", "┬"} & set(row)), None)
+    if foot is None or across[1] <= across[0]:
+        return []
+    axis = next((at for at, char in enumerate(rows[0]) if char in "│┤"), 0)
+    cells = max(map(len, rows)) - axis - 2
+    found: dict[tuple[int, int], str] = {}
+    for x, mark in moments:
+        share = (x - across[0]) / (across[1] - across[0])
+        if 0 <= share <= 1:
+            found[(foot, axis + 1 + round(share * cells))] = mark
+    if best is not None:
+        column = axis + 1 + round((best[0] - across[0]) / (across[1] - across[0]) * cells)
+        row = round((1 - (best[1] - up[0]) / (up[1] - up[0])) * (foot - 1))
+        # Onto the curve itself, which is rounded in another way.
+        near = [
+            (abs(beside - column) > 1, -at, abs(beside - column), beside)
+            for at in range(max(row - 2, 0), min(row + 3, foot))
+            for beside in range(max(column - 2, 0), column + 3)
+            if beside < len(rows[at]) and _BRAILLE.match(rows[at][beside])
+        ]
+        if near:
+            _, above, _, column = min(near)
+            row = -above
+        found[(row, column)] = BEST
+    for (row, column), mark in found.items():
+        rows[row] += [" "] * (column + 1 - len(rows[row]))
+        rows[row][column] = mark
+    return list(found)
 
 
 Ticks = tuple[tuple[float, ...], tuple[str, ...]]
@@ -79,7 +132,11 @@ Ticks = tuple[tuple[float, ...], tuple[str, ...]]
 
 @lru_cache(16)
 def _draw(
-    points: tuple[Point, ...], size: tuple[int, int], across: Ticks, up: Ticks, bounds: Point
+    points: tuple[Point, ...],
+    size: tuple[int, int],
+    across: Ticks,
+    up: Ticks,
+    bounds: Point,
 ) -> str:
     """The plot without colour. Kept, since most frames bring no new point."""
     from textual_plotext import Plot

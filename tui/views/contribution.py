@@ -24,6 +24,8 @@ class Place(NamedTuple):
     number: int
     line: PeerLine
     is_you: bool
+    percent: int
+    """Of all merged pushes; all places together come to 100, or to what the named ones gave."""
 
 
 def places(scene: Scene) -> list[Place]:
@@ -35,7 +37,12 @@ def places(scene: Scene) -> list[Place]:
         _contributors(scene, scene.leader),
         key=lambda one: (-one.peer.merges, -one.peer.tokens, one.peer.key),
     )
-    return [Place(i + 1, line, is_you=line.peer.key == you) for i, line in enumerate(ordered)]
+    whole = max((one.merges_all for one in ordered), default=0)
+    shares = fmt.percents([one.peer.merges for one in ordered], whole)
+    return [
+        Place(number, line, line.peer.key == you, share)
+        for number, (line, share) in enumerate(zip(ordered, shares, strict=True), 1)
+    ]
 
 
 def _contributors(scene: Scene, leader: SyncerStatus) -> list[PeerLine]:
@@ -118,7 +125,7 @@ def details(scene: Scene, key: str, width: int) -> list[Text]:
             ("name", fmt.clean(row.name)),
             ("key", fmt.clean(row.key, 80)),
             ("here", "yes" if row.is_here else "no"),
-            ("place", f"{place.number}, with {fmt.percent(place.line.share)} of all merges"),
+            ("place", f"{place.number}, with {place.percent} % of all merges"),
             ("tokens", f"{row.tokens:,} read and merged"),
             ("merges", f"{row.merges:,}, {row.clipped:,} of them clipped to the group"),
             ("newest", fmt.date(row.merged_at_s) if row.merged_at_s else ""),
@@ -135,7 +142,7 @@ def _share(scene: Scene, key: str) -> str:
     own = next((one for one in every if key_of(one) == key), None)
     if own is None:
         return "not known: only the syncer counts all merges, and none is attached here"
-    return f"{fmt.percent(own.line.share)} of all merged pushes, place {own.number} of {len(every)}"
+    return f"{own.percent} % of all merged pushes, place {own.number} of {len(every)}"
 
 
 def _name(place: Place) -> str:
@@ -166,7 +173,7 @@ COLUMNS: tuple[Column[Place], ...] = (
     ),
     Column(
         key="share", title="share", width=6, importance=94, is_right=True, is_falling=True,
-        say=lambda one: fmt.percent(one.line.share), rank=lambda one: one.line.share,
+        say=lambda one: f"{one.percent} %", rank=lambda one: one.line.share,
     ),
     Column(
         key="bar", title="of all merged pushes", width=BAR_CELLS, importance=30,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 from rich.text import Text
 
 from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
@@ -96,6 +98,31 @@ def trainer(status: NodeStatus) -> str:
     return f"{fmt.clean(status.trainer, 20)}{device}{detail}"
 
 
+_KEY = re.compile(r"\b[0-9a-f]{8}\b")
+_ASIDE = re.compile(r"(?P<name>\S+) \((?P<key>[0-9a-f]{8})\)")
+
+
+def named(text: str, names: Mapping[str, str]) -> str:
+    """`text` with the names of learners in the place of the short keys that daemons write."""
+    if not names:
+        return text
+
+    def aside(found: re.Match[str]) -> str:
+        name = found["name"]
+        return name if names.get(found["key"]) == name else found[0]
+
+    return _KEY.sub(lambda found: names.get(found[0], found[0]), _ASIDE.sub(aside, text))
+
+
+def names_of(scene: Scene) -> dict[str, str]:
+    """What learners, and daemons of this machine, are called, by the short form of their keys."""
+    found = {key[: election.KEY_CHARS]: label for key, label in scene.names.items()}
+    if scene.leader is not None:
+        for peer in scene.leader.peers:
+            found[peer.key[: election.KEY_CHARS]] = fmt.clean(peer.name, 40)
+    return found
+
+
 def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) -> list[Text]:
     """The newest events, newest first, one line each."""
     if not events:
@@ -107,6 +134,21 @@ def event_lines(events: Sequence[Told], width: int, count: int, paint: Paint) ->
         mark = "! " if event.is_fault else ""
         line.append(mark + fmt.clean(event.text, 400), style=paint.bad if event.is_fault else "")
         made.append(layout.fit(line, width))
+    return made
+
+
+def event_blocks(events: Sequence[Told], width: int, rows: int, paint: Paint) -> list[Text]:
+    """The newest events, newest first, each in full on as many lines as it takes."""
+    if not events:
+        return [Text("no events yet", style=paint.quiet)]
+    made: list[Text] = []
+    for event in reversed(events):
+        style = paint.bad if event.is_fault else ""
+        words = Text(("! " if event.is_fault else "") + fmt.clean(event.text, 400), style=style)
+        block = layout.pairs([(fmt.clock(event.at_s), words)], width, paint, label=9)
+        if len(made) + len(block) > rows:
+            break
+        made += block
     return made
 
 
@@ -129,10 +171,18 @@ def _state(scene: Scene, node: NodeStatus) -> str:
     return node.state if scene.silent_s(node) is None else "silent"
 
 
+def news_in_words(scene: Scene, count: int) -> list[Told]:
+    """The newest of `news`, with names in the place of keys."""
+    names = names_of(scene)
+    return [
+        msgspec.structs.replace(one, text=named(one.text, names)) for one in news(scene)[-count:]
+    ]
+
+
 def news(scene: Scene) -> list[Told]:
     """Events that say something to people: not each push of each round."""
     told: dict[str, float] = {}
-    picked = []
+    picked: list[Told] = []
     for one in scene.history.events:
         if not one.is_fault and one.level == "debug":
             continue

@@ -1,34 +1,61 @@
-"""View 1: is the swarm well, how far is it, what is it waiting for."""
+"""View 1: is the swarm well, how far is it, what is it waiting for.
+
+The picture of the swarm stands on top (`tui.views.picture`); here is what lies below and beside it.
+"""
 
 from __future__ import annotations
+
+import bisect
 
 from rich.text import Text
 
 from protocol.status import NodeStatus, SeatStatus, Status, SyncerStatus
 from tui.frames.scene import Scene, goodput
 from tui.text import fmt, layout, status_rows
-from tui.text.election import alive, leads
+from tui.text.election import leads
 from tui.text.layout import Pair
 from tui.text.paint import Paint
-from tui.views import charts, facts, syncer
+from tui.views import charts, facts, picture, syncer
 from tui.views.fragments import strip
 
-TWO_COLUMNS = 90
+TWO_COLUMNS = 100
 """From this width on there are charts; below it sparklines."""
 
-ROUND_ROWS_NARROW, ROUND_ROWS, ROUND_ROOMY = 2, 4, 66
+EVENT_ROWS = 4
+EVENT_ROWS_MIN = 3
+SPEED_WORDS = 34
+PICTURE_SHARE = 0.46
+"""Of the height, at most, for the picture."""
+
+
+def picture_rows(scene: Scene, width: int, height: int) -> int:
+    """Lines for the picture of the swarm in a view of this size; 0 where it has no room."""
+    most = int(height * PICTURE_SHARE)
+    if most < picture.ROWS_MIN:
+        return 0
+    return min(picture.rows_wanted(scene, width), most)
 
 
 def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """The view, at most `width` wide; it may be higher than `height`, which is what there is."""
+    """What lies below the picture, at most `width` wide; it may be higher than `height`."""
     status = scene.best
     if status is None and scene.told is not None:
         return syncer.render(scene, width, height)
     if status is None:
         return layout.wrap(Text(_nothing(scene), style=scene.paint.quiet), width)
     height -= 1 if scene.stale(status) else 0
-    draw = _narrow if width < TWO_COLUMNS else _wide
+    draw = _charts if scene.is_wide else _narrow if width < TWO_COLUMNS else _usual
     return facts.aged(scene, status, width, draw(scene, status, width, height))
+
+
+def side(scene: Scene, width: int, height: int) -> list[Text]:
+    """The column beside it on a wide screen: facts, and events down to the last line."""
+    status = scene.best
+    if status is None:
+        return []
+    top = layout.panel("swarm", _facts(scene, status, width - 4), width, scene.paint)
+    rows = max(height - len(top), EVENT_ROWS_MIN + 2)
+    return facts.aged(scene, status, width, [*top, *_events(scene, width, rows)])[:height]
 
 
 def _nothing(scene: Scene) -> str:
@@ -41,86 +68,123 @@ def _nothing(scene: Scene) -> str:
 
 
 def _narrow(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    """Sparklines, and as many events as there is room for."""
     paint, swarm = scene.paint, status.swarm
-    cells = max(width - layout.LABEL_CELLS - 34, 12)
+    cells = max(width - layout.LABEL_CELLS - SPEED_WORDS, 12)
     losses = [loss for _, loss in charts.loss_points(swarm.curve)]
     speeds = [y for _, y in _rates(scene, status)]
-    loss = f"{_loss_now(status):<30} " if losses else "not measured yet"
     body: list[Pair] = [
         ("progress", _progress(status)),
-        (
-            "held-out",
-            layout.join([loss, Text(fmt.sparkline(losses, cells), style=paint.chart)]),
-        ),
-        (
-            "tokens/s",
-            layout.join(
-                [f"{_speed(scene, status):<30} ", Text(_spark0(speeds, cells), style=paint.chart)]
-            ),
-        ),
-        *_round_pairs(scene, status, width),
-        ("fragments", strip(status, paint, width - layout.LABEL_CELLS)),
-        *_tail_pairs(scene, status),
-    ]
+        ("held-out", _beside(_loss_now(status) or "not measured yet", fmt.sparkline(losses, cells),
+                             paint)),
+        ("tokens/s", _beside(_speed(scene, status), fmt.course(speeds, cells), paint)),
+    ]  # fmt: skip
+    if isinstance(status, SyncerStatus) and not leads(status):
+        body += syncer.seat_pairs(scene, status.seat) if status.seat is not None else []
+    elif isinstance(status, NodeStatus):
+        body += _own_pairs(status, paint)
+    body.append(("fragments", strip(status, paint, width - layout.LABEL_CELLS)))
     made = layout.pairs(body, width, paint)
+    rest = layout.pairs(_tail_pairs(scene, status), width, paint)
     left_over = height - len(made) - 1
+    if left_over >= len(rest) + EVENT_ROWS_MIN:
+        made, left_over = made + rest, left_over - len(rest)
     if left_over < 2:
-        return made
-    events = facts.event_lines(facts.news(scene), width, left_over, paint)
+        return made + rest
+    events = facts.event_lines(facts.news_in_words(scene, left_over), width, left_over, paint)
     return [*made, Text("latest events, all with 6", style=paint.quiet), *events]
 
 
-def _wide(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
-    paint = scene.paint
-    left = width * 54 // 100
+def _beside(words: str, course: str, paint: Paint) -> Text:
+    return layout.join([f"{words:<{SPEED_WORDS - 2}}", Text(course, style=paint.chart)])
+
+
+def _usual(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    """Loss and facts side by side, events below, progress in the last lines."""
+    foot = _foot(scene, status, width)
+    left = width * 56 // 100
     right = width - left - 1
-    foot = layout.pairs(
-        [
-            ("progress", _progress(status)),
-            ("fragments", strip(status, paint, width - layout.LABEL_CELLS)),
-        ],
+    here = _facts(scene, status, right - 4)
+    room = height - len(foot)
+    rows = min(max(room - EVENT_ROWS - 2, len(here) + 2, 9), 18)
+    made = layout.beside(
+        _loss_panel(scene, status, left, rows),
+        layout.panel("swarm", here, right, scene.paint, height=max(rows, len(here) + 2)),
+        left,
+    )
+    rest = room - len(made)
+    if rest >= EVENT_ROWS_MIN + 2:
+        made += _events(scene, width, rest)
+    return made + foot
+
+
+def _charts(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    """Loss and speed side by side; facts and events are in the column beside."""
+    foot = _foot(scene, status, width)
+    left = width * 58 // 100
+    rows = max(height - len(foot), 9)
+    loss = _loss_panel(scene, status, left, rows)
+    return layout.beside(loss, _rate_panel(scene, status, width - left - 1, rows), left) + foot
+
+
+def _foot(scene: Scene, status: Status, width: int) -> list[Text]:
+    cells = width - layout.LABEL_CELLS
+    return layout.pairs(
+        [("progress", _progress(status)), ("fragments", strip(status, scene.paint, cells))],
         width,
-        paint,
+        scene.paint,
     )
-    room = max(height - len(foot), 18)
-    loss_rows = max(room * 11 // 20, 9)
-    rate_rows = max(room - loss_rows, 8)
-    charts_column = [
-        *_loss_panel(status, left, loss_rows, paint),
-        *_rate_panel(scene, status, left, rate_rows),
-    ]
-    title = "round" if isinstance(status, SyncerStatus) else "this learner"
-    if isinstance(status, SyncerStatus) and not leads(status):
-        title = "this syncer"
-    here = layout.pairs(_round_pairs(scene, status, right - 4), right - 4, paint)
-    swarm = layout.pairs(_tail_pairs(scene, status), right - 4, paint)
-    words_column = layout.panel(title, here, right, paint) + layout.panel(
-        "swarm", swarm, right, paint
-    )
-    left_over = len(charts_column) - len(words_column)
-    if left_over >= 3:
-        words_column += layout.panel(
-            "latest events",
-            facts.event_lines(facts.news(scene), right - 4, left_over - 2, paint),
-            right,
-            paint,
-            height=left_over,
-            note="press 6",
-        )
-    return layout.beside(charts_column, words_column, left) + foot
 
 
-def _loss_panel(status: Status, width: int, height: int, paint: Paint) -> list[Text]:
+def _events(scene: Scene, width: int, rows: int) -> list[Text]:
+    """The newest events in a frame, each in full where the frame is high enough."""
+    paint = scene.paint
+    news = facts.news_in_words(scene, rows)
+    if rows > 2 * EVENT_ROWS:
+        body = facts.event_blocks(news, width - 4, rows - 2, paint)
+    else:
+        body = facts.event_lines(news, width - 4, rows - 2, paint)
+    return layout.panel("latest events", body, width, paint, height=rows, note="press 6")
+
+
+def _loss_panel(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
+    swarm = status.swarm
+    points = charts.loss_points(swarm.curve)
+    best = None
+    if swarm.best_loss is not None:
+        best = next((one for one in points if one[1] == swarm.best_loss), None)
     drawn = charts.chart(
-        charts.loss_points(status.swarm.curve),
+        points,
         width - 4,
         height - 2,
-        paint,
+        scene.paint,
         say_x=charts.say_tokens,
         say_y=charts.say_loss,
+        best=best,
+        moments=_moments(scene, status),
     )
     title = "held-out loss over tokens"
-    return layout.panel(title, drawn, width, paint, height=height, note=_loss_now(status))
+    return layout.panel(title, drawn, width, scene.paint, height=height, note=_loss_now(status))
+
+
+def _moments(scene: Scene, status: Status) -> list[charts.Moment]:
+    """When somebody joined or was elected, by the tokens committed then, as far as was seen."""
+    readings = scene.history.readings(status.key)
+    if len(readings) < 2:
+        return []
+    found = []
+    for one in facts.news(scene):
+        mark = MOMENTS.get(one.kind)
+        if mark is None or (one.kind == "RoleChanged" and not one.text.startswith("leading")):
+            continue
+        place = bisect.bisect_left(readings, one.at_s, key=lambda reading: reading.at_s)
+        if 0 < place < len(readings):
+            found.append((float(readings[place].tokens), mark))
+    return found
+
+
+MOMENTS = {"SessionOpened": "+", "RoleChanged": "▲"}
+"""Marks on the curve, by the kind of event: a learner came, a leader was elected."""
 
 
 def _rate_panel(scene: Scene, status: Status, width: int, height: int) -> list[Text]:
@@ -144,17 +208,14 @@ def _rates(scene: Scene, status: Status) -> list[charts.Point]:
     return charts.rate_points(readings, scene.now_s, charts.span_s(readings, scene.now_s))
 
 
-def _spark0(values: list[float], cells: int) -> str:
-    """A sparkline whose bottom is zero, so that a small dip looks small."""
-    return fmt.sparkline([0.0, *values], cells + 1)[1:] if len(values) > 1 else ""
-
-
 def _loss_now(status: Status) -> str:
     swarm = status.swarm
     if not swarm.curve:
         return ""
-    best = f", best {fmt.loss(swarm.best_loss)}" if swarm.best_loss is not None else ""
-    return f"now {fmt.loss(swarm.curve[-1][2])}{best}"
+    now = f"now {fmt.loss(swarm.curve[-1][2])}"
+    if swarm.best_loss is None:
+        return now
+    return f"{charts.BEST} best {fmt.loss(swarm.best_loss)}, {now}"
 
 
 def _speed(scene: Scene, status: Status) -> str:
@@ -187,55 +248,37 @@ def _progress(status: Status) -> str:
     )
 
 
-def _flying(status: SyncerStatus, paint: Paint, width: int) -> list[Text]:
-    """The rounds in flight, the oldest first, on always as many lines: they come and go many
-    times a second, and nothing below may move."""
-    rows = ROUND_ROWS_NARROW if width >= ROUND_ROOMY else ROUND_ROWS
-    ordered = sorted(status.rounds, key=lambda one: one.number)
-    made = [
-        line
-        for one in ordered
-        for line in layout.wrap(facts.round_text(one, paint), width - layout.LABEL_CELLS)
-    ]
-    if not made:
-        made = [Text("no round in flight just now", style=paint.quiet)]
-    return (made + [Text(" ")] * rows)[:rows]
-
-
-def _round_pairs(scene: Scene, status: Status, width: int) -> list[Pair]:
+def _facts(scene: Scene, status: Status, width: int) -> list[Text]:
+    """Everything in words that the picture does not say."""
     paint = scene.paint
+    pairs: list[Pair] = []
     match status:
         case SyncerStatus(seat=SeatStatus() as seat) if not leads(status):
-            return syncer.seat_pairs(scene, seat)
+            pairs += syncer.seat_pairs(scene, seat)
         case SyncerStatus():
-            pairs: list[Pair] = [("quorum", _needs(status, paint))]
-            pairs += [("", line) for line in _flying(status, paint, width)]
-            return [
-                *pairs,
-                ("grace", facts.grace(status, paint)),
+            pairs += [
                 ("last", facts.last_merge(status)),
+                ("grace", facts.grace(status, paint)),
             ]
         case NodeStatus():
-            return [
-                ("state", Text(fmt.clean(status.state, 20), style=paint.state(status.state))),
-                ("syncer", status_rows.link(status)),
-                ("trainer", facts.trainer(status)),
-                ("pushes", f"{fmt.plural(status.pushed, 'push', 'pushes')}, "
-                              f"{status.merged:,} merged"),
-                ("lag", "current" if not status.lag else fmt.plural(status.lag, "version")),
-            ]  # fmt: skip
+            pairs += _own_pairs(status, paint)
+    speed: list[Pair] = [("tokens/s", _speed(scene, status))]
+    if not scene.is_wide:
+        speeds = [y for _, y in _rates(scene, status)]
+        course = fmt.course(speeds, max(width - layout.LABEL_CELLS, 8))
+        speed.append(("", Text(course, style=paint.chart)))
+    pairs = speed + pairs
+    return layout.pairs([*pairs, *_tail_pairs(scene, status)], width, paint)
 
 
-def _needs(status: SyncerStatus, paint: Paint) -> Text:
-    """The quorum rule against who is here: gauge and words."""
-    here, wanted = len(alive(status)), status.project.quorum
-    share = min(here / wanted, 1.0) if wanted else 1.0
-    style = paint.good if here >= wanted else paint.warn
-    text = Text()
-    text.append(fmt.bar(share, facts.GAUGE_CELLS), style=style)
-    known = sum(one.state != "left" for one in status.peers)
-    text.append(f" {here:,} of {fmt.plural(known, 'learner')} here; a round needs {wanted}")
-    return text
+def _own_pairs(status: NodeStatus, paint: Paint) -> list[Pair]:
+    return [
+        ("state", Text(fmt.clean(status.state, 20), style=paint.state(status.state))),
+        ("syncer", status_rows.link(status)),
+        ("trainer", facts.trainer(status)),
+        ("pushes", f"{fmt.plural(status.pushed, 'push', 'pushes')}, {status.merged:,} merged"),
+        ("lag", "current" if not status.lag else fmt.plural(status.lag, "version")),
+    ]
 
 
 def _tail_pairs(scene: Scene, status: Status) -> list[Pair]:

@@ -10,11 +10,16 @@ from rich.text import Text
 from protocol.peers.membership import BARRED
 from protocol.status import PeerRow, SyncerStatus
 from tui.filters import matches
+from tui.frames.history import COURSE_GAP_S, History
 from tui.frames.scene import Scene
 from tui.text import election, fmt, layout, status_rows
 from tui.text.election import LOST, leads
 from tui.text.paint import Paint
+from tui.views import charts
 from tui.views.roster import Column
+
+SPARK = 8
+TRUST_CELLS = 14
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +30,7 @@ class PeerLine:
     merges_all: int
     age_s: float | None = None
     """How old the syncer's word on it is, if the syncer does not answer."""
+    history: History | None = None
 
     @property
     def heard_s(self) -> float:
@@ -63,7 +69,7 @@ def peer_lines(scene: Scene) -> list[PeerLine]:
         return []
     age_s = scene.silent_s(status)
     merges_all = sum(peer.merges for peer in status.peers)
-    return [PeerLine(peer, merges_all, age_s) for peer in status.peers]
+    return [PeerLine(peer, merges_all, age_s, scene.history) for peer in status.peers]
 
 
 def text_of(line: PeerLine) -> str:
@@ -98,6 +104,32 @@ def _refused(line: PeerLine) -> str:
 
 def _rtt(line: PeerLine) -> str:
     return "" if line.peer.rtt_s is None else fmt.rtt(line.peer.rtt_s)
+
+
+def _speeds(line: PeerLine) -> str:
+    """The course of its speed."""
+    return "" if line.history is None else fmt.course(line.history.speeds(line.peer.key), SPARK)
+
+
+def _losses(line: PeerLine) -> str:
+    """The course of its training loss, the highest on top."""
+    losses = [] if line.history is None else line.history.losses(line.peer.key)
+    return fmt.sparkline(losses, SPARK)
+
+
+def _trust_word(line: PeerLine) -> str:
+    """How far it is trusted, as briefly as that can be said."""
+    peer = line.peer
+    if peer.suspended or 0 < peer.trust < 1 or not peer.trust:
+        return status_rows.counts(peer)
+    return peer.standing.split(",")[0] if len(peer.standing) <= TRUST_CELLS else "unproven"
+
+
+def _trust_style(line: PeerLine, paint: Paint) -> str:
+    peer = line.peer
+    if peer.suspended:
+        return paint.bad
+    return paint.warn if peer.trust < 1 else paint.quiet
 
 
 def _refused_style(line: PeerLine, paint: Paint) -> str:
@@ -158,17 +190,31 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
     _column("step", "local step", 10, lambda one: f"{one.peer.local_step:,}",
             rank=lambda one: one.peer.local_step, importance=60),
     Column(
-        key="lag", title="lag", width=4, importance=80, is_right=True, is_falling=True,
+        key="lag", title="lag", width=4, importance=58, is_right=True, is_falling=True,
         say=lambda one: str(one.peer.lag), rank=lambda one: one.peer.lag, style=_lag_style,
     ),
     _column("speed", "tok/s", 7, lambda one: fmt.count(one.peer.tokens_per_s),
             rank=lambda one: one.peer.tokens_per_s, importance=90),
+    Column(
+        key="speeds", title="", width=SPARK, importance=89, say=_speeds,
+        style=lambda one, paint: paint.chart,
+    ),
     _column("loss", "loss", 6, lambda one: fmt.loss(one.peer.loss),
             rank=lambda one: _number(one.peer.loss), importance=70),
+    Column(
+        key="losses", title="", width=SPARK, importance=48, say=_losses,
+        style=lambda one, paint: paint.chart,
+    ),
     _column("merges", "merges", 7, lambda one: f"{one.peer.merges:,}",
             rank=lambda one: one.peer.merges, importance=75),
     _column("share", "share", 6, lambda one: _percent(one.share),
             rank=lambda one: one.share, importance=40),
+    _column("weight", "weight", 6, lambda one: _percent(one.peer.share),
+            rank=lambda one: _number(one.peer.share), importance=42),
+    Column(
+        key="trust", title="trust", width=TRUST_CELLS, importance=72, style=_trust_style,
+        say=_trust_word, rank=lambda one: (one.peer.trust, one.peer.standing),
+    ),
     _column("goodput", "goodput", 8, lambda one: _percent(one.peer.goodput),
             rank=lambda one: _number(one.peer.goodput), importance=50),
     Column(
@@ -177,7 +223,7 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
         style=lambda one, paint: paint.bad if one.peer.state in LOST else "",
     ),
     Column(
-        key="path", title="path", width=7, importance=35,
+        key="path", title="path", width=7, importance=47,
         say=lambda one: fmt.clean(one.peer.path, 8), rank=lambda one: one.peer.path,
         style=lambda one, paint: paint.warn if one.peer.path == "relayed" else "",
     ),
@@ -293,6 +339,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("loss", fmt.loss(peer.loss)),
             ("lag", "current" if not peer.lag else fmt.plural(peer.lag, "version")),
             ("merges", f"{peer.merges:,}, {_percent(line.share)} of all merged pushes"),
+            ("weight", "" if peer.share is None else f"{_percent(peer.share)} of its newest merge"),
             ("goodput", _percent(peer.goodput)),
             ("trust", Text(_trust(peer), style=paint.warn if peer.trust < 1 else "")),
             ("refused", Text(refused or "nothing", style=paint.warn if refused else "")),
@@ -301,3 +348,33 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
         paint,
         label=12,
     )
+
+
+def pane(lines: Sequence[PeerLine], key: str, width: int, height: int, paint: Paint) -> list[Text]:
+    """The learner of this key, or the first, in full: what it says now, and its last minute."""
+    line = next((one for one in lines if key_of(one) == key), None) or next(iter(lines), None)
+    if line is None:
+        return []
+    name = fmt.clean(line.peer.name, 40)
+    made = layout.panel(name, details(line, width - 4, paint), width, paint, note="Enter: alone")
+    if line.history is None:
+        return made
+    for title, values, is_zero in (
+        ("tokens/s, the last minute", line.history.speeds(line.peer.key), True),
+        ("training loss", line.history.losses(line.peer.key), False),
+    ):
+        rows = (height - len(made)) if not is_zero else min((height - len(made)) // 2, 9)
+        if rows < 6 or len(values) < 2:
+            break
+        points = [((at + 1 - len(values)) * COURSE_GAP_S, value) for at, value in enumerate(values)]
+        drawn = charts.chart(
+            points,
+            width - 4,
+            min(rows, 9) - 2,
+            paint,
+            say_x=charts.say_ago,
+            say_y=charts.say_tokens if is_zero else charts.say_loss,
+            is_from_zero=is_zero,
+        )
+        made += layout.panel(title, drawn, width, paint, height=min(rows, 9))
+    return made

@@ -82,6 +82,12 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         roster: Roster[Any]
         key: str
 
+    @dataclass
+    class Moved(Message):
+        """The cursor is on another row now."""
+
+        roster: Roster[Any]
+
     def __init__(
         self,
         columns: Sequence[Column[Row]],
@@ -125,6 +131,12 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         self._given = rows
         self.paint = paint
         self._note = note
+        self._arrange()
+
+    def show_columns(self, columns: Sequence[Column[Row]]) -> None:
+        """Shows these from now on."""
+        self.columns = list(columns)
+        self._widths_for = -1
         self._arrange()
 
     def _arrange(self) -> None:
@@ -275,6 +287,7 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
                 self.action_choose()
             self.cursor_key = key
             self.refresh()
+            self.post_message(self.Moved(self))
 
     def _sort_at(self, x: int) -> None:
         start = 0
@@ -298,6 +311,7 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
         self.cursor_key = self._key_of(self.rows[target])
         self._reveal()
         self.refresh()
+        self.post_message(self.Moved(self))
 
     def action_turn(self, pages: int) -> None:
         """Moves the cursor by what is visible at once."""

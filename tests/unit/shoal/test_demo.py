@@ -41,7 +41,7 @@ from shoal.demo.screen import Screen
 from shoal.local_swarm.processes import Deadline, Processes, SwarmFailed, is_alive, shown
 from shoal.project import project_file
 from shoal.project.template import create_text
-from tui.text.demo_view import DemoNow, LearnerLine, line, render, results
+from tui.views.demo import DemoNow, LearnerLine, line, render, results
 
 PROMISED = (
     *("eval_loss_start", "eval_loss_end", "eval_loss_alone", "merges", "participants_mean"),
@@ -210,6 +210,7 @@ def test_the_live_view_fits_the_terminal(width):
     now = DemoNow(
         elapsed_s=64.0,
         sentence="All is well. 3 learners training. " * 4,
+        why="It matters.",
         syncer=SYNCER,
         learners=[
             LearnerLine(
@@ -227,7 +228,8 @@ def test_the_live_view_fits_the_terminal(width):
     for one in CAST:
         assert one.name in text
     assert "killed" in text
-    assert "640" in text
+    assert "3x slower" in text
+    assert "It matters." in text
 
 
 def test_the_view_says_something_before_there_is_a_syncer():

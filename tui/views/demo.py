@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from protocol.status import NodeStatus, SyncerStatus
-from tui.text import fmt, status_rows
+from protocol.status import NodeStatus, PeerRow, SyncerStatus
+from tui.frames.frame import Frame
+from tui.frames.history import History
+from tui.frames.scene import Scene
+from tui.frames.traffic import Packet
+from tui.text import fmt, layout, status_rows
+from tui.views import picture
 
 BAR_CELLS = 28
 SPARK_CELLS = 24
@@ -34,10 +39,16 @@ class DemoNow:
 
     elapsed_s: float
     sentence: str
+    """What is happening."""
+    why: str = ""
+    """Why that matters."""
     syncer: SyncerStatus | None = None
     learners: Sequence[LearnerLine] = field(default_factory=tuple)
     tokens_per_s: float | None = None
     """Committed by the swarm, where that can be told."""
+    history: History = field(default_factory=History)
+    moving: tuple[Packet, ...] = ()
+    """What is under way between learners and syncer."""
 
 
 def render(now: DemoNow, *, width: int) -> RenderableType:
@@ -48,11 +59,34 @@ def render(now: DemoNow, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble((sentence, "bold"), " " * gap, (clock, "dim"), no_wrap=True)
     ]
+    if now.why:
+        parts += layout.wrap(Text(now.why, style="dim"), width)
     if now.syncer is not None:
-        parts += [Text(), status_rows.grid(_facts(now.syncer, now.tokens_per_s))]
-    if now.learners:
-        parts += [Text(), _learners(now.learners)]
+        parts += [Text(), *_picture(now, now.syncer, width), Text()]
+        parts.append(status_rows.grid(_facts(now.syncer, now.tokens_per_s)))
     return Group(*parts)
+
+
+def _picture(now: DemoNow, syncer: SyncerStatus, width: int) -> list[Text]:
+    """The swarm, each learner with what the demo itself knows of it."""
+    known = {peer.name: peer for peer in syncer.peers}
+    told = [_peer(line, known.get(line.name)) for line in now.learners]
+    named = {line.name for line in now.learners}
+    told += [peer for peer in syncer.peers if peer.name not in named]
+    shown = msgspec.structs.replace(syncer, peers=told)
+    scene = Scene(Frame(at_s=0.0, statuses=(shown,)), now.history, moving=now.moving)
+    return picture.render(scene, width, picture.rows_wanted(scene, width))
+
+
+def _peer(line: LearnerLine, known: PeerRow | None) -> PeerRow:
+    status = line.status
+    row = known or PeerRow(key=line.name, name=line.name, device="", state="to come", heard_s=0.0)
+    device = row.device or (status.device if status is not None else "")
+    return msgspec.structs.replace(
+        row,
+        state=line.state or (status.state if known is None and status is not None else row.state),
+        device=", ".join(one for one in (device, line.note) if one),
+    )
 
 
 def _facts(syncer: SyncerStatus, tokens_per_s: float | None) -> list[status_rows.Row]:
@@ -60,7 +94,6 @@ def _facts(syncer: SyncerStatus, tokens_per_s: float | None) -> list[status_rows
         ("tokens", _progress(syncer, tokens_per_s)),
         ("held-out", _heldout(syncer)),
         ("merges", _merges(syncer)),
-        ("quorum", "" if syncer.swarm.is_ended else _quorum(syncer)),
     ]
 
 
@@ -96,46 +129,6 @@ def _merges(syncer: SyncerStatus) -> str:
             "steps each on average"
         )
     return text
-
-
-def _quorum(syncer: SyncerStatus) -> str:
-    training = sum(peer.state == "training" for peer in syncer.peers)
-    needs = fmt.plural(syncer.project.quorum, "learner")
-    here = sum(peer.state != "left" for peer in syncer.peers)
-    return f"a merge needs {needs}; {training} of {here} training"
-
-
-def _learners(learners: Sequence[LearnerLine]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("learner", no_wrap=True, overflow="ellipsis", max_width=20)
-    table.add_column("state", no_wrap=True, min_width=8)
-    for name in ("loss", "tok/s", "local step", "merged", "lag", "goodput"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for learner in learners:
-        called = Text(fmt.clean(learner.name))
-        if learner.note:
-            called.append(f" {fmt.clean(learner.note)}", style="dim")
-        state = learner.state or (learner.status.state if learner.status else "")
-        table.add_row(called, _state(state), *(Text(cell) for cell in _cells(learner)))
-    return table
-
-
-def _state(word: str) -> Text:
-    return Text(word, style="bold red") if word == "killed" else status_rows.styled_state(word)
-
-
-def _cells(learner: LearnerLine) -> list[str]:
-    status = learner.status
-    if status is None:
-        return []
-    return [
-        fmt.loss(status.loss),
-        fmt.count(status.tokens_per_s),
-        f"{status.local_step:,}",
-        f"{status.merged:,}",
-        str(status.lag),
-        "–" if status.goodput is None else fmt.percent(status.goodput),
-    ]
 
 
 def line(now: DemoNow) -> str:
