@@ -77,6 +77,9 @@ def _show(swarm: DemoSwarm, screen: Screen, path: Path | None, *, keep: bool) ->
         write_json(path, made)
         screen.console.print(f"\nwrote {path}")
     _offer_replay(screen, swarm.folder)
+    screen.console.print("\nTo go on:\n")
+    for typed, does in reports.NEXT_STEPS:
+        screen.console.print(f"    {typed:<32}{does}", soft_wrap=True)
     wrong = reports.failures(made)
     for sentence in wrong:
         failures.complain(sentence)

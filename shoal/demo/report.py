@@ -287,6 +287,15 @@ def _comeback(report: Report) -> str:
     return text
 
 
+NEXT_STEPS: tuple[Row, ...] = (
+    ("shoal host FOLDER --name NAME", "train on a text of your own, and let friends join"),
+    ("shoal join LINK", "take part in a run of somebody else"),
+    ("shoal demo --liar", "one of four lies for the whole run, and changes nothing"),
+    ("shoal demo --chaos all", "three syncers, three learners and seven faults"),
+)
+"""What to type after the demo, and what it does."""
+
+
 def held_out_note() -> str:
     """What a held-out loss is here."""
     return f"Losses are nats per token over {HELDOUT_SEQUENCES} held-out sequences."

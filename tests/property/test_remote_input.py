@@ -33,7 +33,7 @@ quick = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-thorough = settings(quick, max_examples=500)
+thorough = settings(quick, max_examples=200)
 
 noise = st.binary(max_size=300)
 SPLICES = st.sampled_from(

@@ -119,7 +119,7 @@ def test_one_that_copies_is_suspended_by_probes_and_nobody_else(project: Project
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in LOUD])
 def test_every_other_attack_runs_to_its_end(project: Project, attack: str) -> None:
-    shorter = replace(SETTING, steps=STEPS // 2)
+    shorter = replace(SETTING, steps=STEPS // 4)
     found = trial(project, "earned", attack, shorter)
     assert found.merges > 5, "also where false claims use up the budget"
     assert found.honest_pushes > 5

@@ -22,9 +22,11 @@ from protocol.status import (
     SwarmStatus,
     SyncerStatus,
 )
+from shoal.cli import app
 from shoal.demo import command
 from shoal.demo.project import CAST, HELDOUT_SEQUENCES, SETTINGS, VICTIM
 from shoal.demo.report import (
+    NEXT_STEPS,
     Alone,
     Comeback,
     Evidence,
@@ -258,6 +260,13 @@ def test_the_results_fit_80_columns_and_carry_no_control_characters():
     assert "\x07" not in text
     assert "yes: osprey, by SIGKILL at 45 %" in text
     assert "as many as kestrel" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("typed", [typed for typed, _ in NEXT_STEPS])
+def test_what_to_type_next_is_understood(typed):
+    shoal, *words = typed.split()
+    assert shoal == "shoal"
+    app.check(words)
 
 
 # -------------------------------------------------------------------------------------- processes
