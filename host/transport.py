@@ -53,6 +53,9 @@ INNER: Final[Mapping[Inner, str]] = {"control": CONTROL_PROTOCOL, "blob": BLOB_P
 START_AGAIN = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0), jitter=0.25)
 """Quick for a restart, polite for a long outage."""
 
+KNOWN_THROUGH_S: Final = 1.0
+"""To ask relays for a host whose address is known, and which does not answer there."""
+
 WITHDRAW_S = 2.0
 FREE_PORT_TRIES = 5
 STOP_TASKS_S = 5.0
@@ -385,12 +388,14 @@ class Transport:
         try:
             return await self.dial_inner(key, inner)
         except errors.PeerUnreachable as error:
-            # One that others dial is away if it does not answer; so is one that was just tried.
-            if is_hidden or key in self.dialer.named or key in self.dialer.known.book:
+            if is_hidden:  # It was just tried.
                 raise
+            # One that others could dial before is most probably away: that costs a moment.
+            is_known = key in self.dialer.named or key in self.dialer.known.book
             try:
-                return await self.relay.through(key, inner)
-            except errors.TransientError:
+                async with asyncio.timeout(KNOWN_THROUGH_S if is_known else None):
+                    return await self.relay.through(key, inner)
+            except (errors.TransientError, TimeoutError):
                 raise error from None
 
     async def dial_plain(self, key: NodeKey, protocol: str) -> Wire:

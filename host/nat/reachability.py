@@ -99,7 +99,7 @@ class Reachability:
                 )
         return (
             "Nobody outside can dial this host, and no host that it knows carries streams to it. "
-            "It can fetch and push, but not give. Forward TCP port "
+            "It can dial others, but they cannot reach it. Forward TCP port "
             f"{self.connections.port_outside} to it."
         )
 

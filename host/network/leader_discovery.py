@@ -36,6 +36,8 @@ class SeatNotice(Struct, frozen=True, array_like=True):
     charter_bytes: Count
     votes: Annotated[tuple[Vote, ...], Meta(max_length=limits.VOTES_MAX)]
     """Of the voters that elected it: the proof that it leads in this term."""
+    relays: Annotated[tuple[NodeKey, ...], Meta(max_length=RELAYS_MAX)] = ()
+    """Who carries streams to it; empty where it can be dialled, or where that is not known."""
 
 
 class LearnerNotice(Struct, frozen=True, array_like=True):

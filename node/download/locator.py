@@ -152,6 +152,8 @@ class Locator:
             for key, value in found.items()
             if (notice := leader_discovery.read_notice(value, self.project)) is not None
         }
+        for key, notice in notices.items():
+            self.transport.relay.tell_relays(key, notice.relays)
         voters = {voter.key for voter in known.voters} if known is not None else set()
         trusted = [key for key in sorted(notices) if key in voters or key in self.named]
         others = [key for key in sorted(notices) if key not in voters and key not in self.named]

@@ -216,12 +216,18 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         return speed_probe.find(name) if held is None else held
 
     def join_link(self) -> str:
-        """What people paste to take part: this host first, then the other voters."""
-        own = tuple(self.transport.addresses())
+        """What people paste to take part: this host first, then the other voters.
+
+        Hosts that nobody can dial are left out, unless there is no other.
+        """
+        own = tuple(self.transport.addresses())[:LINK_OWN_MAX]
         if not own:
             return ""
-        others = [self._address_of(peer) for peer in self.machine.raft.context.peers.values()]
-        places = (*own[:LINK_OWN_MAX], *(text for text in others if text))
+        found = {peer.key: self._address_of(peer) for peer in self._raft.context.peers.values()}
+        ways = self.transport.paths()
+        others = tuple(text for key, text in found.items() if text and ways.get(key) != "relayed")
+        is_hidden = self.transport.reachability.is_hidden
+        places = others if others and is_hidden else (*own, *others)
         return format_link(
             JoinLink(
                 project=self.project.id,
@@ -398,6 +404,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             charter=name,
             charter_bytes=size,
             votes=raft.election.seat_votes,
+            relays=self.transport.reachability.relays,
         )
 
     async def _leave_when_done(self) -> None:

@@ -101,6 +101,8 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
     def _greet(self) -> None:
         log.info("witness %s for %s", short(self.identity.key), self.project.genesis.name)
         log.info("log in %s, certified to record %d", self.files.root, self.machine.raft.log.last)
+        for address in self.transport.addresses()[:1]:
+            log.info("syncers that it cannot dial find it with --bootstrap %s", address)
 
     def _works(self) -> tuple[Work, ...]:
         return (self._look_after_disk,)

@@ -33,4 +33,5 @@ def _facts(status: WitnessStatus, names: election.Names) -> list[status_rows.Row
         ("faults", status_rows.faults(status.faults)),
         ("network", status_rows.network(status.network)),
         ("reached", status_rows.reached(status.network)),
+        *(("address", fmt.clean(one, 200)) for one in status.network.addresses[:1]),
     ]

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from host.network.leader_discovery import SeatNotice
+from host.network.leader_discovery import SeatNotice, read_notice
 from node.download import locator as locating
 from node.download.locator import Locator
 from protocol import wire
@@ -36,6 +36,11 @@ class Table:
         self.searched = asyncio.Event()
         self.trouble: TransientError | None = None
         self.second = asyncio.Event()
+        self.relays: dict[bytes, tuple[bytes, ...]] = {}
+        self.relay = self
+
+    def tell_relays(self, key: bytes, relays: tuple[bytes, ...]) -> None:
+        self.relays[key] = relays
 
     async def greet_bootstrap(self) -> None:
         await asyncio.sleep(0)
@@ -55,9 +60,9 @@ class Table:
         return wire.encode(ENVELOPE)
 
 
-def notice(epoch: int, term: int) -> SeatNotice:
+def notice(epoch: int, term: int, relays: tuple[bytes, ...] = ()) -> SeatNotice:
     size = len(wire.encode(ENVELOPE))
-    return SeatNotice(project().project, epoch, term, 9, bytes(32), size, ())
+    return SeatNotice(project().project, epoch, term, 9, bytes(32), size, (), relays)
 
 
 @pytest.fixture
@@ -109,3 +114,19 @@ def test_the_term_of_the_silent_leader_is_no_answer_of_a_voter(table):
 
     # The table is the word on who leads at all.
     assert asyncio.run(main()).term == SILENT[1]
+
+
+def test_who_carries_streams_to_a_hidden_leader_is_known_before_it_is_asked(table):
+    table.held = {ONE.key: notice(*LATER, relays=(TWO.key,))}
+    table.searched.set()
+    seat = asyncio.run(found(table, (0, 0))())
+    assert seat.leader == ONE.key
+    assert table.relays == {ONE.key: (TWO.key,)}
+
+
+def test_a_notice_of_before_there_were_relays_is_read():
+    fields = msgspec.msgpack.decode(wire.encode(notice(*LATER)))
+    *former, relays = fields
+    assert relays == []
+    read = read_notice(msgspec.msgpack.encode(former), project().project)
+    assert read == notice(*LATER)
