@@ -355,6 +355,8 @@ class VoterHello(Struct, frozen=True, array_like=True, tag="voter"):
     stored: Count = 0
     """Last record that its disk has, or had and owes: fewer than it said before is an old copy."""
     generation: Count = 0  # `Voter.disk` of the charter under which its disk drew its name.
+    name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)] = ""
+    """As its owner calls it; empty where they gave it no name."""
 
 
 class AskVote(Struct, frozen=True, array_like=True, tag="ask-vote"):

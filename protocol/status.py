@@ -294,6 +294,8 @@ class VoterRow(Struct, kw_only=True):
     """Records it has still to store, as the leader knows; None where that is not known."""
     trouble: str = ""
     """Why it was turned away, or why it turned this host away."""
+    name: str = ""
+    """As it says that its owner calls it; empty where it has no name, or was not heard yet."""
 
 
 class SeatStatus(Struct, kw_only=True):

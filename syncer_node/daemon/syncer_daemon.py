@@ -195,6 +195,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
                 rng=random.Random(rng_seed),
                 nonce=int.from_bytes(os.urandom(7)),
                 addresses=tuple(self.transport.addresses())[: limits.ADDRESSES_MAX],
+                name=self.given_name,
             ),
             self.disk.recover(),
             rng_seed,

@@ -23,7 +23,7 @@ from host.control.event_log import EventLog
 from host.control.server import ControlServer, Verb
 from host.driver import DrivenMachine, Driver
 from host.files import crash_marker, keystore
-from host.files.home import VoterRole
+from host.files.home import DEFAULT_INSTANCE, VoterRole
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject, newest_of, read_signed
 from host.nat.peer_file import peer_file
@@ -188,6 +188,12 @@ class VoterDaemon(ABC, Generic[Options]):
             self.files.keep_charter(envelope)  # At once: a restart may follow.
         except TransientError as error:
             self.log.warning("%s", error)
+
+    @property
+    def given_name(self) -> str:
+        """What its owner called this host, for the other voters; empty if nothing."""
+        instance: str = self.options.instance
+        return "" if instance == DEFAULT_INSTANCE else instance
 
     def _address_of(self, peer: PeerVoter) -> str:
         """An address that another voter gave, if it is one of its own."""

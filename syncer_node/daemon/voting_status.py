@@ -55,7 +55,7 @@ def _row(raft: Raft, key: bytes, role: str, priority: int, now_s: float) -> Vote
     peer = context.peers.get(key)
     if peer is None:
         return row
-    row.is_here = peer.is_greeted
+    row.is_here, row.name = peer.is_greeted, peer.name
     row.heard_s = now_s - peer.heard_s if peer.heard_s > 0 else None
     row.trouble = peer.trouble or peer.refusal
     if context.role is Role.LEADING and peer.is_greeted:

@@ -89,6 +89,7 @@ class WitnessDaemon(VoterDaemon[WitnessOptions]):
             wall_offset_s=time.time() - time.monotonic(),
             nonce=int.from_bytes(os.urandom(7)),
             addresses=tuple(self.transport.addresses())[: limits.ADDRESSES_MAX],
+            name=self.given_name,
         )
         return WitnessMachine(
             setup,

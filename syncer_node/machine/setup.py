@@ -52,6 +52,8 @@ class SyncerSetup:
     addresses: tuple[str, ...] = ()
     """Where this host can be reached, told to the other voters for join links."""
     rules: MergeRules = RULES
+    name: str = ""
+    """As its owner calls this host, told to the other voters."""
 
     def for_raft(self) -> RaftSetup:
         """The part that a voter needs."""
@@ -64,4 +66,5 @@ class SyncerSetup:
             wall_offset_s=self.wall_offset_s,
             nonce=self.nonce,
             addresses=self.addresses,
+            name=self.name,
         )

@@ -99,6 +99,8 @@ class RaftSetup:
     """Drawn at this start."""
     addresses: tuple[str, ...] = ()
     """Where this host can be reached."""
+    name: str = ""
+    """As its owner calls it."""
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ class PeerVoter:
     failures: int = 0
     addresses: tuple[str, ...] = ()
     """Where it says that it can be reached; nothing is proven by that."""
+    name: str = ""
+    """As it says that its owner calls it; nothing is proven by that."""
     trouble: str = ""
     """Why it was turned away here."""
     refusal: str = ""

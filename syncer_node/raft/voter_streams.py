@@ -95,6 +95,7 @@ class VoterStreams:
             addresses=context.setup.addresses,
             stored=max(context.log.stable, context.ballot.owed),
             generation=context.ballot.generation,
+            name=context.setup.name,
         )
         context.effects.send(key, hello)
 
@@ -148,7 +149,7 @@ class VoterStreams:
         peer.is_greeted, peer.failures, peer.refusal = True, 0, ""
         if peer.disk != hello.disk:
             peer.match = peer.kept = 0
-        peer.disk, peer.addresses = hello.disk, hello.addresses
+        peer.disk, peer.addresses, peer.name = hello.disk, hello.addresses, hello.name
         peer.heard_s = context.now_s
         return True
 

@@ -91,6 +91,7 @@ class SetupState(_State):
     wall_offset_s: float
     nonce: int
     addresses: tuple[str, ...]
+    name: str = ""
 
 
 class MachineFields(_State):
@@ -537,6 +538,7 @@ def read_machine(
                 rng=random.Random(0),
                 nonce=state.setup.nonce,
                 addresses=state.setup.addresses,
+                name=state.setup.name,
             ),
         )
     except _MISREAD as error:

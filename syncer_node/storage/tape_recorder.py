@@ -101,6 +101,7 @@ class Seeds(msgspec.Struct, frozen=True, array_like=True):
     recent: tuple[CertifiedRecord, ...]
     origins: dict[int, CertifiedRecord]
     snapshots: tuple[SnapshotOutline, ...] = ()
+    name: str = ""
 
 
 class RecordingSigner:
@@ -291,6 +292,7 @@ def seeds_of(setup: SyncerSetup, recovered: Recovered, rng_seed: bytes) -> bytes
             recent=tuple(recovered.recent),
             origins=recovered.origins,
             snapshots=recovered.snapshots,
+            name=setup.name,
         )
     )
 
@@ -317,6 +319,7 @@ def built_from(
         rng=random.Random(seeds.rng_seed),
         nonce=seeds.nonce,
         addresses=seeds.addresses,
+        name=seeds.name,
     )
     start = LogStart(
         Floor(*seeds.floor),

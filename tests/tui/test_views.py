@@ -106,6 +106,16 @@ def test_the_verdict_says_what_is_wrong_first(name, place, level, says):
     assert verdict.sentence.startswith(says)
 
 
+def test_voters_elsewhere_go_by_the_names_that_they_give():
+    now = scene_of("voters-away")
+    leader = now.leader
+    assert leader is not None
+    assert leader.seat is not None
+    leader.seat.voters[-1].name = "attic"
+    assert "witness attic (last heard" in judge(now).sentence
+    assert any("witness attic" in line.plain for line in syncer.render(now, 118, 40))
+
+
 def test_a_learner_says_that_it_trains_without_a_syncer():
     verdict = judge(scene_of("leader-silent", 30, focus=recordings.LEARNER))
     assert verdict.level == "CARE"

@@ -15,7 +15,7 @@ from protocol.status import (
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
 from tui.frames.traffic import Packet
-from tui.text import fmt
+from tui.text import election, fmt
 from tui.text.election import LOST, alive, leads
 from tui.text.paint import Paint
 
@@ -76,8 +76,16 @@ class Scene:
 
     @property
     def names(self) -> dict[str, str]:
-        """What the daemons of this machine are called, by key."""
-        return {one.key: one.label for one in self.frame.attached() if one.key}
+        """What the daemons of this machine are called, by key, and voters elsewhere by the name
+        that they give."""
+        found = {
+            row.key: election.voter_name(row, {})
+            for status in self.frame.statuses
+            if not isinstance(status, NodeStatus) and status.seat is not None
+            for row in status.seat.voters
+            if row.name
+        }
+        return found | {one.key: one.label for one in self.frame.attached() if one.key}
 
     @property
     def voter(self) -> SyncerStatus | WitnessStatus | None:

@@ -31,7 +31,8 @@ def name(key: str, names: Names) -> str:
 
 def voter_name(row: VoterRow, names: Names) -> str:
     """The voter with its role, which a label has already."""
-    return names.get(row.key) or f"{fmt.clean(row.role, 12)} {name(row.key, names)}"
+    called = fmt.clean(row.name, 40) or name(row.key, names)
+    return names.get(row.key) or f"{fmt.clean(row.role, 12)} {called}"
 
 
 def majority(seat: SeatStatus) -> int:

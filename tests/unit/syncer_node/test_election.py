@@ -14,6 +14,7 @@ from protocol.messages import AskVote, GiveVote, Refused, Replicate, VoterHello
 from protocol.project import Voter, encode
 from protocol.signing import seal
 from simulator.stand_ins.tiny import SimSigner, sim_verify, tiny_project
+from syncer_node.daemon.voting_status import seat_status
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import HELD_MAX, RaftSetup, Role
 from syncer_node.raft.jobs import Append, BallotSaved, SaveBallot
@@ -85,6 +86,13 @@ class Bench:
 def ask(**changes) -> AskVote:
     usual = AskVote(0, 1, 0, 0, is_trial=False, is_handover=False)
     return msgspec.structs.replace(usual, **changes)
+
+
+def test_voters_go_by_the_names_that_they_give():
+    bench = Bench()
+    bench.hear(A, bench.hello(A, name="attic"))
+    rows = {row.key: row.name for row in seat_status(bench.raft, 0.0).voters}
+    assert (rows[A.key.hex()], rows[C.key.hex()]) == ("attic", "")
 
 
 def test_a_vote_is_on_disk_before_it_is_given():
