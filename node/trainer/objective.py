@@ -12,6 +12,7 @@ documents are separate, `apart` has a decoder read each of a sequence's as if it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from node.trainer.chunked_loss import chunkable_head, loss_of_hidden, passing
 from node.trainer.own.interface import Samples
 from node.trainer.text.masking import LABELS, READ, UNASKED, blank_masked
 from node.trainer.text.reader import STARTS, learned_tokens
@@ -163,15 +165,21 @@ def objective_of(model: nn.Module, z_loss: float = 0.0) -> LossSum:
     is cut into passes.
     """
     coefficient = router_coefficient(model)
-    if not coefficient and not z_loss:
+    head = chunkable_head(model)
+    if not coefficient and not z_loss and head is None:
         return cross_entropy_sum
     router = {"output_router_logits": True} if coefficient else {}
 
     def with_more(forward: Forward, sequences: Tensor) -> Tensor:
-        output = forward(input_ids=inputs_of(sequences), use_cache=False, **router)
-        loss = _summed(output.logits, sequences)
-        if z_loss:
-            loss = loss + z_loss * _denominators(output.logits, sequences).square().sum()
+        with contextlib.nullcontext() if head is None else passing(head):
+            output = forward(input_ids=inputs_of(sequences), use_cache=False, **router)
+        if head is not None and output.logits.shape[-1] == head.in_features:
+            targets = targets_of(sequences)
+            loss = loss_of_hidden(output.logits, head, targets, ignored=IGNORED, z_loss=z_loss)
+        else:
+            loss = _summed(output.logits, sequences)
+            if z_loss:
+                loss = loss + z_loss * _denominators(output.logits, sequences).square().sum()
         # A model of this kind may have not a single layer of experts.
         if coefficient and isinstance(output.aux_loss, Tensor):
             tokens = int((sequences[:, 1:] >= 0).sum())

@@ -100,8 +100,8 @@ def _merges(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
     body = []
     most = max((one.participants for one in status.merges), default=1)
     for one in reversed(status.merges[-MERGES_SHOWN:]):
-        line = Text(f"step {one.global_step:>9,}  fragment {one.fragment:>4}  ")
-        line.append(fmt.bar(one.participants / most, 12), style=paint.chart)
+        line = Text(f"{one.global_step:>9,}  fragment {one.fragment:>3}  ")
+        line.append(fmt.bar(one.participants / most, 8), style=paint.chart)
         line.append(
             f" {fmt.plural(one.participants, 'learner')}, {one.mean_steps:.0f} local steps, "
             f"{fmt.duration(one.seconds)}"
@@ -109,4 +109,4 @@ def _merges(status: SyncerStatus, width: int, paint: Paint) -> list[Text]:
         body.append(layout.fit(line, width - 4))
     if not body:
         body = [Text("nothing merged since this daemon started", style=paint.quiet)]
-    return layout.panel("last merges, newest first", body, width, paint)
+    return layout.panel("last merges by global step, newest first", body, width, paint)

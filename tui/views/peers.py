@@ -212,7 +212,7 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
     _column("weight", "weight", 6, lambda one: _percent(one.peer.share),
             rank=lambda one: _number(one.peer.share), importance=42),
     Column(
-        key="trust", title="trust", width=TRUST_CELLS, importance=72, style=_trust_style,
+        key="trust", title="trust", width=TRUST_CELLS, importance=57, style=_trust_style,
         say=_trust_word, rank=lambda one: (one.peer.trust, one.peer.standing),
     ),
     _column("goodput", "goodput", 8, lambda one: _percent(one.peer.goodput),
