@@ -260,6 +260,8 @@ def settings_text() -> str:
         types = {one.name: one.type for one in msgspec.structs.fields(kind)} if kind else {}
         if section.name == "admission":
             types = {"rule": project.AdmissionRule}
+        if section.name == "page":
+            types = {"about": project.Text}
         if section.name == "guard":
             types = {"rule": project.GuardRule}
         lines = [f"**`[{section.name}]`** {section.title}", ""]

@@ -486,6 +486,8 @@ class Charter(Struct, frozen=True, array_like=True):
     paused_at_s: Annotated[float, Meta(ge=0.0, le=limits.AT_S_MAX)] | None = None
     """Since when the owner pauses the whole run, by the owner's clock: Unix seconds; None: it goes
     on."""
+    about: Text | None = None
+    """What the run is for, in the owner's words, for the project's page; None: nothing is said."""
 
     def voter(self, key: bytes) -> Voter | None:
         """The voter with this key, if it is one."""
@@ -523,11 +525,9 @@ def project_id(genesis: bytes) -> bytes:
 def encode(value: Genesis | Charter) -> bytes:
     """Canonical bytes: MessagePack arrays in field order.
 
-    Last fields that a genesis does not use are left out, so projects of before they existed keep
-    their id.
+    Last fields that are not used are left out: projects of before they existed keep their id, and
+    hosts that do not know them yet read charters without them.
     """
-    if not isinstance(value, Genesis):
-        return msgspec.msgpack.encode(value)
     fields = [getattr(value, name) for name in value.__struct_fields__]
     while fields[-1] is None:
         fields.pop()

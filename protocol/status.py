@@ -418,6 +418,8 @@ class SyncerStatus(Struct, kw_only=True, tag="syncer"):
     """How many there are."""
     contributor_merges: int = 0
     """Pushes merged from all of them."""
+    contributor_fragment_tokens: int = 0
+    """Tokens of all of them, summed over fragments."""
     loop_lag: dict[str, float] = field(default_factory=dict)
     """How late timers of the event loop were in the last minute: p50_s, p99_s, max_s."""
 

@@ -189,6 +189,23 @@ class PresentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = None
 
 
+class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[page]: the page of a project whose syncer runs here."""
+
+    at: Annotated[
+        str | None,
+        _about("", "Where syncers here serve it: ADDRESS:PORT, or a port of this machine alone."),
+    ] = None
+    url: Annotated[
+        Annotated[str, Meta(max_length=200)],
+        _about("", "Its address outside, such as https://example.org/; for pictures beside links."),
+    ] = ""
+    behind_proxy: Annotated[
+        bool,
+        _about("", "A reverse proxy asks for everybody, and names them in X-Forwarded-For."),
+    ] = False
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the owner of this machine may decide."""
 
@@ -197,3 +214,4 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     network: NetworkSettings = NetworkSettings()
     when: WhenSettings = WhenSettings()
     present: PresentSettings = PresentSettings()
+    page: PageSettings = PageSettings()

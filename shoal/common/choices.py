@@ -74,6 +74,14 @@ MonitorPlace = Annotated[
         "for this machine only.",
     ),
 ]
+PagePlace = Annotated[
+    str | None,
+    Parameter(
+        name="--page",
+        help="Serve the project's page to everybody: ADDRESS:PORT, such as 0.0.0.0:8080, or a port "
+        "of this machine alone; off: not, whatever page.at says.",
+    ),
+]
 ProjectPath = Annotated[
     Path, option("A signed project (.shoal), or the .toml beside which it lies.")
 ]
@@ -123,18 +131,24 @@ def tape_options(tape: str, mib_max: int) -> TapeOptions:
 
 def monitor_at(text: str | None) -> MonitorAt | None:
     """What `--monitor` says: PORT, ADDRESS:PORT or [ADDRESS]:PORT. UserError for others."""
-    if text is None:
-        return None
-    host, _, port = text.strip().rpartition(":")
+    return None if text is None else address_and_port(text, "the monitor", "9464")
+
+
+def address_and_port(text: str, what: str, port: str) -> MonitorAt:
+    """PORT on this machine alone, ADDRESS:PORT or [ADDRESS]:PORT. UserError for others.
+
+    what, port: who listens there, and a port of it as an example.
+    """
+    host, _, behind = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     try:
         ipaddress.ip_address(host)
-        number = int(port)
+        number = int(behind)
     except ValueError:
         number = -1
     if not 0 <= number <= 65_535:
         raise UserError(
-            f"{text!r} is not an address for the monitor. Give a port, such as 9464, or an address "
-            "of this machine and a port, such as 192.0.2.7:9464."
+            f"{text!r} is not an address for {what}. Give a port, such as {port}, or an address "
+            f"of this machine and a port, such as 192.0.2.7:{port}."
         )
     return MonitorAt(host, number)

@@ -15,7 +15,7 @@ from protocol.errors import UserError
 Extra = Literal["train", "plots", "browser", "eval", "4bit"]
 
 PACKAGES: Final[dict[Extra, tuple[str, ...]]] = {
-    "train": ("accelerate", "datasets", "tokenizers", "transformers"),
+    "train": ("accelerate", "aiohttp", "datasets", "jinja2", "tokenizers", "transformers"),
     "plots": ("matplotlib",),
     "browser": ("textual_serve",),
     "eval": ("lm_eval",),

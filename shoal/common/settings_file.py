@@ -26,12 +26,14 @@ from host.files.weekly_hours import Schedule
 from host.options import bulk_at
 from protocol import decoders
 from protocol.errors import UserError
+from shoal.common.choices import address_and_port
 from shoal.common.toml_tables import Place, allowed, as_table, plain_kind, shown
 
 CONFIG_VARIABLE: Final = "SHOAL_CONFIG"
 FILE_NAME: Final = "settings.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 BULK_PORT: Final = "learner.bulk_port"
+PAGE_AT: Final = "page.at"
 
 Origin = Literal["flag", "environment", "file", "default"]
 
@@ -177,7 +179,7 @@ def read(name: str, value: object, place: Place) -> object:
         value = _amount(value, place)
     if isinstance(value, list):
         value = tuple(value)
-    if name == BULK_PORT and type(value) is int:
+    if name in (BULK_PORT, PAGE_AT) and type(value) is int:
         value = str(value)
     try:
         result = decoders.convert(value, key.annotation, strict=True)
@@ -245,6 +247,11 @@ def _check_words(name: str, value: object, place: Place) -> None:
     if name == BULK_PORT:
         try:
             bulk_at(str(value))
+        except UserError as error:
+            raise place.error(f"cannot be {shown(value)}: {error}") from error
+    if name == PAGE_AT and isinstance(value, str):
+        try:
+            address_and_port(value, "the page", "8080")
         except UserError as error:
             raise place.error(f"cannot be {shown(value)}: {error}") from error
     if name == "when.hours" and isinstance(value, tuple):

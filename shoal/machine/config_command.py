@@ -33,6 +33,7 @@ EXAMPLES: Final = {
     "when.devices": '{ cpu = "never", "cuda:0" = "idle" }',
     "when.hours": '["mon-fri 22:00-07:00", "sat,sun 00:00-24:00"]',
     "when.temperature_c_max": "80",
+    "page.at": '"0.0.0.0:8080"',
     "network.bootstrap": '["/dns4/example.org/tcp/4100/p2p/'
     '12D3KooWCZW8nTcJDJK39j2VsZwfsyhPDe2TucYBWAkz85bG1h6k"]',
     "when.busy_programs": '["blender", "steam"]',

@@ -43,6 +43,9 @@ def host(
         ),
     ] = None,
     whole: Annotated[bool, switch("Train all of that model in place of an adapter.")] = False,
+    about: Annotated[
+        str, option("What it is for, in your words: the first thing on the project's page.")
+    ] = "",
     private: Annotated[
         bool,
         switch("Send the text to nobody: each learner then needs a copy of its own."),
@@ -57,6 +60,7 @@ def host(
             negative="",
         ),
     ] = (),
+    page: choices.PagePlace = None,
     home: choices.HomeHere,
 ) -> int:
     """Make a project of your own text, and host it until Ctrl-C."""
@@ -64,14 +68,17 @@ def host(
     path = Path(f"{_file_name(name)}.toml")
     if path.exists():
         _require_same(path, place)
+        if about:
+            print(f"--about is not read: change page.about in {path}, and run this again")
     else:
-        for line in _made(path, place, name, base, is_whole=whole, is_private=private, home=home):
+        asked: dict[str, Value] = {"data.publish": not private, "page.about": about}
+        for line in _made(path, place, name, base, asked, is_whole=whole, home=home):
             print(line, flush=True)
     print(f"signing {path}: reads all of the text once", flush=True)
     for line in file_commands.sign(path, home=home):
         if line.startswith(NOTEWORTHY):
             print(line, flush=True)
-    return run_syncer(path, port=port, network=VoterNetwork(announce=address), home=home)
+    return run_syncer(path, port=port, network=VoterNetwork(announce=address), page=page, home=home)
 
 
 NOTEWORTHY: Final = ("parameters", "adapter", "frozen", "tokens", "chats")
@@ -102,12 +109,12 @@ def _made(
     place: Path,
     name: str,
     base: str | None,
+    asked: dict[str, Value],
     *,
     is_whole: bool,
-    is_private: bool,
     home: Home,
 ) -> Iterator[str]:
-    """Writes the project file; what there is to say of it."""
+    """Writes the project file; what there is to say of it. asked: values by dotted key."""
     source = source_of(place)
     if source == "chats" and base is None:
         raise UserError(
@@ -117,7 +124,7 @@ def _made(
     changes: dict[str, Value] = {
         "data.source": source,
         "data.location": str(place),
-        "data.publish": not is_private,
+        **asked,
     }
     if base is not None:
         changes["data.tokenizer"] = "base"

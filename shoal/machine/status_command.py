@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from host.files.home import Daemon, DaemonRole
-from protocol.status import DaemonStatus, NodeStatus
+from protocol.status import DaemonStatus
 from shoal.common import daemons, failures, writing
 from shoal.common.choices import HomeHere, OnlyInstance, option, switch
 from shoal.common.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from tui.frames.frame import Frame
-    from tui.frames.verdict import Verdict
 
 Look = Callable[[], list[Daemon]]
 
@@ -113,51 +109,15 @@ def _watch_screen(look: Look) -> None:
             pause()
 
 
-def _frame(statuses: list[DaemonStatus], silent: list[str]) -> Frame:
-    """What the full screen would draw from, so that the two never disagree.
-
-    silent: a line for each daemon that does not answer, which begins with its label.
-    """
-    from tui.frames.frame import Attached, Frame
-    from tui.text.status_rows import label_of
-
-    now_s = time.time()
-    answering = [
-        Attached(label=label_of(one), key=one.key, since_s=now_s, answered_s=now_s)
-        for one in statuses
-    ]
-    others = [
-        Attached(label=label, since_s=now_s, trouble=trouble)
-        for label, _, trouble in (line.partition(": ") for line in silent)
-    ]
-    led = [one.swarm_seen for one in statuses if isinstance(one, NodeStatus) and one.swarm_seen]
-    leaders = [
-        Attached(
-            label=f"leading syncer {at}",
-            key=one.status.key,
-            since_s=now_s,
-            answered_s=now_s - one.age_s,
-            period_s=one.period_s,
-        )
-        for at, one in enumerate(led)
-        if one.status is not None
-    ]
-    known = [*statuses, *(one.status for one in led if one.status is not None)]
-    daemons = (*answering, *others, *leaders)
-    return Frame(at_s=now_s, statuses=tuple(known), daemons=daemons)
-
-
-def _verdicts(statuses: list[DaemonStatus], silent: list[str]) -> dict[str, Verdict]:
-    from tui.frames.verdict import judge_all
-
-    return judge_all(_frame(statuses, silent))
-
-
 def _words(statuses: list[DaemonStatus], silent: list[str]) -> dict[str, str]:
-    return {key: one.text for key, one in _verdicts(statuses, silent).items()}
+    from shoal.common.verdicts import verdicts
+
+    return {key: one.text for key, one in verdicts(statuses, silent).items()}
 
 
 def _as_json(statuses: list[DaemonStatus], silent: list[str]) -> str:
-    said = _verdicts(statuses, silent)
+    from shoal.common.verdicts import verdicts
+
+    said = verdicts(statuses, silent)
     told = [{**msgspec.to_builtins(one), "verdict": said[one.key]._asdict()} for one in statuses]
     return msgspec.json.encode(told).decode()

@@ -23,6 +23,7 @@ from shoal.common.exit_codes import ExitCode
 from shoal.common.toml_tables import shown
 from shoal.machine import track_command
 from shoal.machine.trackers import Kind
+from shoal.page.beside import beside
 from shoal.project import file_commands
 from shoal.project.charters import KEY_DIGITS_MIN
 
@@ -119,11 +120,13 @@ def run_syncer(
         Kind | None,
         choices.option("Also follow the run with tensorboard, trackio or wandb, in ./runs."),
     ] = None,
+    page: choices.PagePlace = None,
     log_json: choices.LogJson = None,
     home: choices.HomeHere,
 ) -> int:
     """Run a syncer of a project, until Ctrl-C or `shoal stop`; the first one begins the swarm."""
-    with track_command.beside(track, home, instance):
+    own = settings_file.load().values.page
+    with track_command.beside(track, home, instance), beside(page, home, instance, own):
         return _run_voter(
             "syncer",
             project,

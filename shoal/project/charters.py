@@ -27,13 +27,14 @@ SECTIONS: dict[str, tuple[str, type[Struct]]] = {
 DURABILITY = "seat.durability"
 ADMISSION = "admission.rule"
 GUARD = "guard.rule"
+ABOUT = "page.about"
 _SINGLE = {
     DURABILITY: ("durability", specs.Durability),
     ADMISSION: ("admission", specs.AdmissionRule),
     GUARD: ("guard", specs.GuardRule),
 }
 """Settings that are no part of a section: the charter's field, and its type."""
-_SHORT = {"durability": DURABILITY, "admission": ADMISSION, "guard": GUARD}
+_SHORT = {"durability": DURABILITY, "admission": ADMISSION, "guard": GUARD, "about": ABOUT}
 KEY_DIGITS_MIN = 8
 """As many as screens show."""
 
@@ -189,7 +190,8 @@ def settings(charter: specs.Charter) -> dict[str, Any]:
         for section, (at, kind) in SECTIONS.items()
         for name in kind.__struct_fields__
     }
-    return found | {name: getattr(charter, at) for name, (at, _) in _SINGLE.items()}
+    single = {name: getattr(charter, at) for name, (at, _) in _SINGLE.items()}
+    return found | single | {ABOUT: charter.about or ""}
 
 
 def with_setting(charter: specs.Charter, name: str, text: str, file: str) -> specs.Charter:
@@ -203,6 +205,8 @@ def with_setting(charter: specs.Charter, name: str, text: str, file: str) -> spe
         raise UserError(f"{file}: {_unknown(name, list(known))}")
     place = Place(file, name)
     value = read_setting(text)
+    if name == ABOUT:
+        return msgspec.structs.replace(charter, about=read_value(value, specs.Text, place) or None)
     if name in _SINGLE:
         at, word = _SINGLE[name]
         return msgspec.structs.replace(charter, **{at: read_value(value, word, place)})

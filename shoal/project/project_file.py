@@ -78,6 +78,8 @@ class ProjectFile(Struct, frozen=True):
     allowed: tuple[NodeKey, ...] | None
     banned: tuple[NodeKey, ...]
     guard: specs.GuardRule | None
+    about: str | None
+    """Empty: nothing is said."""
     voters: tuple[VoterLine, ...]
 
 
@@ -108,7 +110,7 @@ def parse(text: str, path: Path) -> ProjectFile:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise place.error(f"is not TOML: {error}") from error
-    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission", "guard"))
+    toml.check_keys(tables, _SECTIONS, place, optional=("seat", "admission", "guard", "page"))
     file = ProjectFile(
         path=path,
         **_project(tables["project"], place.below("project")),
@@ -136,6 +138,7 @@ def parse(text: str, path: Path) -> ProjectFile:
         durability=_durability(tables.get("seat"), place.below("seat")),
         **_admission(tables.get("admission", {"banned": []}), place.below("admission")),
         guard=_guard(tables.get("guard"), place.below("guard")),
+        about=_about(tables.get("page"), place.below("page")),
         voters=_voters(tables["voters"], place.below("voters")),
     )
     tokens = file.data.sequence_tokens
@@ -292,6 +295,15 @@ def _guard(value: object, place: toml.Place) -> specs.GuardRule | None:
     table = toml.as_table(value, place)
     toml.check_keys(table, ("rule",), place)
     read: specs.GuardRule = toml.read_value(table["rule"], specs.GuardRule, place.below("rule"))
+    return read
+
+
+def _about(value: object, place: toml.Place) -> str | None:
+    if value is None:
+        return None
+    table = toml.as_table(value, place)
+    toml.check_keys(table, ("about",), place)
+    read: str = toml.read_value(table["about"], specs.Text, place.below("about"))
     return read
 
 
@@ -558,6 +570,7 @@ def make_charter(
         admission=file.admission or "open",
         allowed=file.allowed or (),
         guard=file.guard or "off",
+        about=file.about or None,
     )
     if former is None:
         return charter
@@ -581,6 +594,7 @@ def make_charter(
         guard=file.guard or former.guard,
         resumed=former.resumed,
         paused_at_s=former.paused_at_s,
+        about=former.about if file.about is None else file.about or None,
     )
     if charter == former:
         return former

@@ -304,6 +304,18 @@ SECTIONS = (
             ),
         ),
     ),
+    Section(
+        "page",
+        "What the project's page says, where a syncer serves one (`shoal syncer run --page`).",
+        (
+            Line(
+                "about",
+                "",
+                "what the run is for, in your words; \\n\\n begins a new paragraph; everybody can "
+                "read it",
+            ),
+        ),
+    ),
 )
 
 ADAPTER = Section(
@@ -417,6 +429,8 @@ def _written(line: Line) -> str:
     if not line.comment:
         return setting + "\n"
     wrapped = textwrap.wrap(line.comment, _LINE_CHARS - _COMMENT_COLUMN - 2)
+    if len(setting) > _LINE_CHARS - _COMMENT_COLUMN:
+        return "".join(f"# {one}\n" for one in wrapped) + setting + "\n"
     first = f"{setting:<{_COMMENT_COLUMN - 2}}  # {wrapped[0]}\n"
     column = max(_COMMENT_COLUMN, len(setting) + 2)
     return first + "".join(f"{'':{column}}# {more}\n" for more in wrapped[1:])

@@ -484,6 +484,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             contributors=leading_rows(machine.state, here),
             contributors_all=len(machine.state.accounts),
             contributor_merges=pushes,
+            contributor_fragment_tokens=sum(one.tokens for one in machine.state.accounts.values()),
         )
 
     def public(self, most: int = PEERS_REPORTED_MAX) -> SyncerStatus:

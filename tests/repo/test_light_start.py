@@ -32,7 +32,7 @@ STATUS_OURS = {
     "protocol": "decoders errors limits standing status",
     "shoal": "__main__",
     "shoal.cli": "app",
-    "shoal.common": "choices daemons exit_codes extras failures versions writing",
+    "shoal.common": "choices daemons exit_codes extras failures verdicts versions writing",
     "shoal.machine": "status_command",
     "tui.frames": "frame history scene traffic verdict",
     "tui.text": "election fmt node_view owner_limits paint snapshots status_rows status_view "

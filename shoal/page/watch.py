@@ -1,0 +1,142 @@
+"""Looks at the syncer for all viewers together: once in a while, and never when nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from host.files.home import Daemon, Home
+from host.files.signed_project import OpenedProject, newest_of, read_signed
+from protocol.errors import RemoteError, ShoalError, TransientError, UserError
+from protocol.status import NodeStatus, SampleStatus, SyncerStatus
+from shoal.common import daemons
+from shoal.page.drawn_up import page_facts
+from shoal.page.render import Drawn, draw
+from shoal.project import charter_delivery
+from tui.frames.frame import Attached, Frame
+from tui.frames.verdict import judge_all
+
+PERIOD_S: Final = 2.0
+"""Between two looks."""
+
+LOOK_FRAC: Final = 0.02
+"""Of the time, what looks may take: of a large swarm a status takes longer, and is asked less."""
+
+PROJECT_S: Final = 10.0
+"""How old what is known of the project's rules may be."""
+
+SAMPLE_S: Final = 10.0
+
+log = logging.getLogger("shoal.page")
+
+
+class Seen(NamedTuple):
+    """What the last look found."""
+
+    number: int
+    """Grows by one with each look."""
+    drawn: Drawn
+
+
+class Watch:
+    """The page of one syncer, as new as viewers need it.
+
+    `seen` is for one event loop; looks themselves are made on a thread, and drawn there.
+    """
+
+    def __init__(
+        self, home: Home, instance: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.looks = 0
+        """That were made."""
+        self._home = home
+        self._daemon = Daemon("syncer", instance, home.socket("syncer", instance))
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._seen: Seen | None = None
+        self._next_s = 0.0
+        self._status: SyncerStatus | None = None
+        self._answered_s = 0.0
+        self._project: OpenedProject | None = None
+        self._project_s = -PROJECT_S
+        self._sample: SampleStatus | None = None
+        self._sample_s = -SAMPLE_S
+
+    async def seen(self) -> Seen:
+        """What was found at most `PERIOD_S` ago, or is found now; who comes meanwhile waits for
+        the same look. TransientError while the syncer has not answered yet."""
+        async with self._lock:
+            began_s = self._clock()
+            if self._seen is None or began_s >= self._next_s:
+                drawn = await asyncio.to_thread(self._look)
+                self.looks += 1
+                took_s = self._clock() - began_s
+                self._next_s = began_s + max(PERIOD_S, took_s / LOOK_FRAC)
+                self._seen = Seen(self.looks, drawn)
+            return self._seen
+
+    def _look(self) -> Drawn:
+        now_s, trouble = time.time(), ""
+        try:
+            status = daemons.ask_status(self._daemon)
+            if isinstance(status, SyncerStatus):
+                self._status, self._answered_s = status, now_s
+        except (TransientError, UserError, RemoteError) as error:
+            log.debug("the syncer does not answer: %s", error)
+            trouble = "It does not answer."
+        if self._status is None:
+            raise TransientError("The syncer of this page has not answered yet.")
+        project = self._known_project(self._status)
+        label = f"syncer {self._daemon.instance}"
+        here = Attached(
+            label=label,
+            key=self._status.key,
+            since_s=self._answered_s,
+            answered_s=self._answered_s,
+            trouble=trouble,
+        )
+        frame = Frame(at_s=now_s, statuses=(self._status,), daemons=(here,))
+        return draw(
+            page_facts(
+                self._status,
+                project,
+                judge_all(frame)[self._status.key],
+                at_s=now_s,
+                seen_s=self._answered_s,
+                sample=self._newest_sample(),
+            )
+        )
+
+    def _known_project(self, status: SyncerStatus) -> OpenedProject:
+        """The project under its newest charter here, read again now and then."""
+        now_s, project = self._clock(), bytes.fromhex(status.project.id)
+        is_old = now_s - self._project_s >= PROJECT_S
+        if self._project is None or self._project.id != project or is_old:
+            opened = read_signed(self._home.project_file(project))
+            kept = charter_delivery.kept_charters(self._home, opened)
+            self._project, self._project_s = newest_of(opened, *kept), now_s
+        return self._project
+
+    def _newest_sample(self) -> SampleStatus | None:
+        """What a learner of this project beside the syncer had the model write, if it does."""
+        now_s, status = self._clock(), self._status
+        if status is None or now_s - self._sample_s < SAMPLE_S:
+            return self._sample
+        self._sample_s = now_s
+        try:
+            found, _ = daemons.ask_all(daemons.fitting(self._home, "learner", None))
+        except ShoalError as error:
+            log.debug("no learner here was asked: %s", error)
+            found = []
+        samples = [
+            one.sample
+            for one in found
+            if isinstance(one, NodeStatus)
+            and one.sample is not None
+            and one.project.id == status.project.id
+        ]
+        self._sample = max(samples, key=lambda one: one.at_s, default=None)
+        return self._sample
