@@ -12,9 +12,9 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
@@ -33,7 +33,11 @@ CONFIG_VARIABLE: Final = "SHOAL_CONFIG"
 FILE_NAME: Final = "settings.toml"
 FILE_BYTES_MAX: Final = 1 << 20
 BULK_PORT: Final = "learner.bulk_port"
-PAGE_AT: Final = "page.at"
+PORTS: Final[dict[str, Callable[[str], object]]] = {
+    BULK_PORT: bulk_at,
+    "page.at": partial(address_and_port, what="the page", port="8080"),
+}
+"""Keys that name a port, which may be written as a number, and what reads them."""
 
 Origin = Literal["flag", "environment", "file", "default"]
 
@@ -179,7 +183,7 @@ def read(name: str, value: object, place: Place) -> object:
         value = _amount(value, place)
     if isinstance(value, list):
         value = tuple(value)
-    if name in (BULK_PORT, PAGE_AT) and type(value) is int:
+    if name in PORTS and type(value) is int:
         value = str(value)
     try:
         result = decoders.convert(value, key.annotation, strict=True)
@@ -244,14 +248,9 @@ def amount_text(count: int) -> str:
 
 def _check_words(name: str, value: object, place: Place) -> None:
     """What a type cannot say: hours that can be read, devices and ports that may exist."""
-    if name == BULK_PORT:
+    if name in PORTS:
         try:
-            bulk_at(str(value))
-        except UserError as error:
-            raise place.error(f"cannot be {shown(value)}: {error}") from error
-    if name == PAGE_AT and isinstance(value, str):
-        try:
-            address_and_port(value, "the page", "8080")
+            PORTS[name](str(value))
         except UserError as error:
             raise place.error(f"cannot be {shown(value)}: {error}") from error
     if name == "when.hours" and isinstance(value, tuple):

@@ -85,12 +85,12 @@ def _run(status: SyncerStatus, at_s: float) -> facts.RunFacts:
         learners_here=len(alive(status)) if knows else None,
         voters=len(seat.voters) if seat is not None else 0,
         voters_here=len(seat.voters) - len(away(seat)) if seat is not None else 0,
-        curve=_curve(swarm),
+        curve=thinned(swarm),
         best=_best(swarm),
     )
 
 
-def _curve(swarm: SwarmStatus) -> list[tuple[int, int, float]]:
+def thinned(swarm: SwarmStatus) -> list[tuple[int, int, float]]:
     """The measurements, evenly thinned out where there are many; first, best and last stay."""
     points, most = swarm.curve, facts.CURVE_MAX
     if len(points) > most:

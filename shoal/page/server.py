@@ -282,6 +282,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(CONNECTIONS_MAX)  # Who comes before the process is up waits.
     except OSError:
         listener.close()
         raise
