@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,6 +16,15 @@ BORDER: Final = 2
 _HALVES: Final = {(0, 0): "█", (0, 1): "▀", (1, 0): "▄", (1, 1): " "}
 """Two modules above each other, 1 for dark: drawn as light on dark, so that a code is dark on light
 whatever the colours of the terminal are."""
+
+
+def beside(text: str) -> str:
+    """What is printed below a line with this text: an empty line and the code; nothing where stdout
+    is no terminal, or one that is too narrow."""
+    if not text or not sys.stdout.isatty():
+        return ""
+    lines = terminal_lines(text, shutil.get_terminal_size().columns)
+    return "\n".join(["", *lines, ""]) if lines else ""
 
 
 def terminal_lines(text: str, columns: int) -> list[str]:

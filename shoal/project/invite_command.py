@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter, validators
 
+from host import qr_code
 from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Home
 from host.files.keystore import Identity
@@ -89,6 +90,7 @@ def invite(
         )
     link, note = _with_invite(home, link, flags)
     print(link)
+    print(qr_code.beside(link), end="")
     if note:
         print(note, file=sys.stderr)
     if sys.stdout.isatty():

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from host import qr_code
 from host.bulk import speed_probe
 from host.bulk.blob_store import BlobStore
 from host.control.pace_meter import PaceMeter
@@ -290,7 +291,8 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             "invite": "Known learners join with this link, others by `shoal project invite`",
             "list": "Learners that `shoal project allow` listed join with this link",
         }[self.machine.setup.charter.admission]
-        print(f"\n{whom}:\n\n    shoal join '{self.join_link()}'\n", flush=True)
+        link = self.join_link()
+        print(f"\n{whom}:\n\n    shoal join '{link}'\n{qr_code.beside(link)}", flush=True)
         sys.stdout.flush()
 
     # What the machine asks for.

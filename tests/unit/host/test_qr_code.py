@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import pytest
 import segno
@@ -56,6 +61,27 @@ def test_a_code_that_is_wider_than_the_terminal_is_left_out():
     assert lines
     assert {len(re.sub("\x1b\\[[0-9;]*m", "", line)) for line in lines} == {53}
     assert qr_code.terminal_lines(LINK, 52) == []
+
+
+@pytest.mark.parametrize(("columns", "lines"), [("80", 27), ("40", 0)])
+def test_it_is_printed_on_a_terminal_that_is_wide_enough(columns, lines):
+    reader, writer = pty.openpty()
+    program = f"from host import qr_code; print(qr_code.beside({LINK!r}))"
+    environ = {**os.environ, "COLUMNS": columns}
+    subprocess.run([sys.executable, "-c", program], stdout=writer, env=environ, check=True)
+    os.close(writer)
+    said = b""
+    with contextlib.suppress(OSError):  # How the end of a terminal is told.
+        while part := os.read(reader, 65536):
+            said += part
+    os.close(reader)
+    assert said.decode().count("\x1b[97;40m") == lines
+
+
+def test_in_a_pipe_there_is_none():
+    program = f"from host import qr_code; print(qr_code.beside({LINK!r}), end='')"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b""
 
 
 def test_an_svg_brings_no_style_and_no_script():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from host import qr_code
 from host.files.home import Home
 from protocol.status import SyncerStatus
 from shoal.__main__ import main
@@ -37,6 +38,17 @@ def test_the_link_is_printed_alone(home, capsys):
     assert main(["project", "invite"]) == 0
     daemon.close()
     assert capsys.readouterr().out == LINK + "\n"
+
+
+def test_on_a_terminal_a_code_of_the_link_stands_below_it(home, capsys, monkeypatch):
+    daemon = FakeDaemon(home.socket("syncer"), SYNCER)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["project", "invite"]) == 0
+    daemon.close()
+    first, empty, *code = capsys.readouterr().out.split("\n")
+    assert (first, empty) == (LINK, "")
+    assert code[: len(qr_code.terminal_lines(LINK, 80))] == qr_code.terminal_lines(LINK, 80)
 
 
 def test_nobody_there_is_said_at_once_and_with_the_remedy(home, capsys):
