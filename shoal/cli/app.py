@@ -54,6 +54,9 @@ VERBS: Final = (
      "Make a project of your own text, and host it: one command, until Ctrl-C.\n\n"
      "It writes the project file, signs it, publishes the text with it, runs the syncer, and "
      "prints the link that others join with. Run again, it goes on."),
+    (HOST, "page", "page.command:page",
+     "Serve the page of a project whose syncer runs here, until Ctrl-C.\n\n"
+     "`shoal syncer run --page` does so by itself."),
     (HOST, "project", "project.charter_commands:project_app",
      "Create, sign and read project files; change rules and voters."),
     (HOST, "syncer", "machine.voter_commands:syncer_app",

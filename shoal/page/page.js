@@ -36,13 +36,19 @@
     }
   });
 
-  const news = new EventSource("events");
-  news.addEventListener("parts", (event) => {
-    take(JSON.parse(event.data));
-    live.textContent = "Live: this page follows the run.";
-  });
-  news.addEventListener("error", () => {
-    live.textContent = "Not connected; trying again. What you see is older.";
-  });
+  const follow = () => {
+    const news = new EventSource("events");
+    news.addEventListener("parts", (event) => {
+      take(JSON.parse(event.data));
+      live.textContent = "Live: this page follows the run.";
+    });
+    news.addEventListener("error", () => {
+      live.textContent = "Not connected; trying again. What you see is older.";
+      // After a refusal, such as of too many viewers, the browser gives up.
+      if (news.readyState === EventSource.CLOSED) setTimeout(follow, 20000);
+    });
+  };
+
+  follow();
   showCopy();
 })();

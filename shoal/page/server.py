@@ -13,6 +13,7 @@ streams of news stay, and those are counted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import re
@@ -27,7 +28,7 @@ from aiohttp import web
 from protocol.errors import ShoalError, TransientError
 from shoal.page import facts, render
 from shoal.page.gate import CONNECTIONS_MAX, Gate, forwarded
-from shoal.page.watch import PERIOD_S, Watch
+from shoal.page.watch import PERIOD_S, Seen, Watch
 
 REQUEST_S: Final = 10.0
 """By then a request must have come, and its answer must have gone."""
@@ -217,19 +218,23 @@ class PageServer:
             return answer
         assert self._connections is not None
         self._connections.may_stay(request.protocol)
+        with contextlib.suppress(ConnectionError, TimeoutError):  # The viewer is gone, or stuck.
+            await self._tell(answer, seen)
+        return answer
+
+    async def _tell(self, answer: web.StreamResponse, seen: Seen) -> None:
+        """Writes what is new, look after look, until the stream's time is over."""
         loop, told = asyncio.get_running_loop(), dict[str, str]()
         ends_s = loop.time() + STREAM_S
         while loop.time() < ends_s:
             news = {name: text for name, text in seen.drawn.parts.items() if told.get(name) != text}
             if news:
                 told.update(news)
+                event = b"event: parts\ndata: " + msgspec.json.encode(news) + b"\n\n"
                 async with asyncio.timeout(SEND_S):
-                    await answer.write(
-                        b"event: parts\ndata: " + msgspec.json.encode(news) + b"\n\n"
-                    )
+                    await answer.write(event)
             await asyncio.sleep(PERIOD_S)
             seen = await self._watch.seen()
-        return answer
 
 
 def _headers() -> dict[str, str]:

@@ -22,8 +22,9 @@ from tui.frames.verdict import judge_all
 PERIOD_S: Final = 2.0
 """Between two looks."""
 
-LOOK_FRAC: Final = 0.02
-"""Of the time, what looks may take: of a large swarm a status takes longer, and is asked less."""
+PERIOD_S_MAX: Final = 15.0
+ANSWER_FRAC: Final = 0.1
+"""Of the time, what the syncer's answers may take: a large swarm is asked after less often."""
 
 PROJECT_S: Final = 10.0
 """How old what is known of the project's rules may be."""
@@ -60,6 +61,7 @@ class Watch:
         self._next_s = 0.0
         self._status: SyncerStatus | None = None
         self._answered_s = 0.0
+        self._answer_s = 0.0
         self._project: OpenedProject | None = None
         self._project_s = -PROJECT_S
         self._sample: SampleStatus | None = None
@@ -73,15 +75,17 @@ class Watch:
             if self._seen is None or began_s >= self._next_s:
                 drawn = await asyncio.to_thread(self._look)
                 self.looks += 1
-                took_s = self._clock() - began_s
-                self._next_s = began_s + max(PERIOD_S, took_s / LOOK_FRAC)
+                usual_s = min(PERIOD_S_MAX, self._answer_s / ANSWER_FRAC)
+                self._next_s = began_s + max(PERIOD_S, usual_s)
                 self._seen = Seen(self.looks, drawn)
             return self._seen
 
     def _look(self) -> Drawn:
         now_s, trouble = time.time(), ""
         try:
+            asked_s = self._clock()
             status = daemons.ask_status(self._daemon)
+            self._answer_s = self._clock() - asked_s
             if isinstance(status, SyncerStatus):
                 self._status, self._answered_s = status, now_s
         except (TransientError, UserError, RemoteError) as error:

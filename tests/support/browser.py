@@ -31,6 +31,7 @@ class Tab:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
+        self._is_loaded = False
         self.complaints: list[str] = []
         """What the browser said in its console: errors, refused styles and scripts."""
 
@@ -48,6 +49,8 @@ class Tab:
 
     def _hear(self, told: dict[str, Any]) -> None:
         values = told.get("params", {})
+        if told.get("method") == "Page.loadEventFired":
+            self._is_loaded = True
         if told.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(values["exceptionDetails"]))
         if told.get("method") == "Log.entryAdded":
@@ -56,8 +59,11 @@ class Tab:
     async def open(self, url: str) -> None:
         for one in ("Page", "Runtime", "Log"):
             await self.ask(f"{one}.enable")
+        self._is_loaded = False
         await self.ask("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete'")
+        async with asyncio.timeout(ANSWER_S):
+            while not self._is_loaded:
+                self._hear(json.loads(await self._socket.receive_str()))
 
     async def run(self, script: str) -> Any:
         """The value of an expression in the page."""
