@@ -57,6 +57,9 @@ VERBS: Final = (
     (HOST, "page", "page.command:page",
      "Serve the page of a project whose syncer runs here, until Ctrl-C.\n\n"
      "`shoal syncer run --page` does so by itself."),
+    (HOST, "pages", "page.pages_command:pages",
+     "List projects on one page: a file to put on any web server.\n\n"
+     "Exit code 3: none of them answers; the file says so."),
     (HOST, "project", "project.charter_commands:project_app",
      "Create, sign and read project files; change rules and voters."),
     (HOST, "syncer", "machine.voter_commands:syncer_app",

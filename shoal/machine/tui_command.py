@@ -7,10 +7,8 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,17 +18,15 @@ from cyclopts import Parameter
 
 from host.control import client
 from host.files.home import Home
-from host.join_link import parse_link
 from host.runtime.parent_death import end_with_parent
-from host.runtime.python_path import python_path
 from protocol.errors import UserError
 from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
+from shoal.common.looking_on import observer
 
 if TYPE_CHECKING:
     from tui.sources.live import Endpoint, Source
 
-OBSERVER_STOP_S = 10.0
 WEB_DRIVER = "TEXTUAL_DRIVER"
 """Set by the server of `--serve` for the processes that it starts."""
 
@@ -111,7 +107,7 @@ def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Sou
     if options.replay is not None:
         return PlaybackSource(options.replay)
     if options.link is not None:
-        socket = stack.enter_context(_observer(options.link))
+        socket = stack.enter_context(observer(options.link))
         find = partial(list[Endpoint], [Endpoint("syncer", "by link", socket)])
     else:
         find = partial(_daemons, home, options.host)
@@ -137,29 +133,3 @@ def _daemons(home: Home, hosts: Sequence[str]) -> list[Endpoint]:
         # One that does not run yet is asked all the same, and shown as not answering.
         found += fitting or [Endpoint("learner", host, home.socket("learner", host))]
     return found
-
-
-@contextlib.contextmanager
-def _observer(link: str) -> Iterator[Path]:
-    """The control socket of a process that options on in the swarm; it ends with the block."""
-    parse_link(link)
-    with tempfile.TemporaryDirectory(prefix="shoal-tui-") as folder:
-        socket = Path(folder) / "run" / "observer.sock"
-        socket.parent.mkdir(mode=0o700)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "node.daemon.observer", link, str(socket)],
-            env={**os.environ, "PYTHONPATH": python_path()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            yield socket
-        finally:
-            process.terminate()
-            try:
-                process.wait(OBSERVER_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

@@ -66,6 +66,26 @@ def loss_chart(curve: Sequence[Point], best: Point | None, size: Size, name: str
     return "".join(parts)
 
 
+def small_chart(curve: Sequence[Point], best: Point | None, name: str) -> str:
+    """The line alone, for a list of many; empty where there is no line yet."""
+    points = [one for one in curve if math.isfinite(one[2])]
+    if len(points) < 2:
+        return ""
+    size = Size(300, 64, 0)
+    losses = [loss for _, _, loss in points]
+    span = max(max(losses) - min(losses), 1e-9)
+    across = _Scale(0, max(1, max(tokens for _, tokens, _ in points)), 2, size.width - 6)
+    up = _Scale(min(losses), min(losses) + span, size.height - 6, 6)
+    where = [(across.at(tokens), up.at(loss)) for _, tokens, loss in points]
+    mark = _mark("best", across.at(best[1]), up.at(best[2]), 4) if best is not None else ""
+    return (
+        f'<svg class="chart small" viewBox="0 0 {size.width} {size.height}" role="img" '
+        f'aria-labelledby="{name}"><title id="{name}">{described(points, best)}</title>'
+        f'<path class="area" d="{_line(where)}V{size.height}H{where[0][0]:.1f}Z"/>'
+        f'<path class="line" d="{_line(where)}"/>{mark}</svg>'
+    )
+
+
 def described(curve: Sequence[Point], best: Point | None) -> str:
     """The chart in a sentence, for whoever does not see it."""
     if not curve:

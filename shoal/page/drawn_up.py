@@ -26,26 +26,21 @@ KEY_DIGITS: Final = 8
 
 def page_facts(
     status: SyncerStatus,
-    project: OpenedProject,
+    project: OpenedProject | None,
     verdict: Verdict,
     *,
     at_s: float,
     seen_s: float,
     sample: SampleStatus | None = None,
 ) -> facts.PageFacts:
-    """What the page says now. seen_s: when the syncer said it; both Unix seconds."""
-    genesis, charter = project.genesis, project.charter
+    """What the page says now. seen_s: when the syncer said it; both Unix seconds.
+
+    project: None where nothing is known of it but what its syncer says of itself.
+    """
     return facts.PageFacts(
         at_s=at_s,
         software=words.line(status.version, NAME_CHARS_MAX),
-        project=facts.ProjectFacts(
-            id=status.project.id,
-            name=words.line(genesis.name, NAME_CHARS_MAX),
-            about=words.paragraphs(charter.about or "", TEXT_CHARS_MAX),
-            model=model_words(genesis),
-            parameters=status.project.parameters,
-            token_budget=charter.limits.tokens,
-        ),
+        project=_project(status, project),
         state=facts.StateFacts(
             level=verdict.level,
             sentence=words.public(verdict.sentence, facts.SENTENCE_CHARS_MAX),
@@ -53,9 +48,34 @@ def page_facts(
         ),
         run=_run(status, at_s),
         given=_given(status),
-        join=joining(genesis, charter, _bare(status.join_link)),
+        join=_join(status, project),
         sample=_sample(sample),
     )
+
+
+def _project(status: SyncerStatus, known: OpenedProject | None) -> facts.ProjectFacts:
+    about = known.charter.about if known is not None else None
+    return facts.ProjectFacts(
+        id=status.project.id,
+        name=words.line(status.project.name, NAME_CHARS_MAX),
+        about=words.paragraphs(about or "", TEXT_CHARS_MAX),
+        model=model_words(known.genesis) if known is not None else "",
+        parameters=status.project.parameters,
+        token_budget=status.project.token_budget,
+    )
+
+
+def _join(status: SyncerStatus, known: OpenedProject | None) -> facts.JoinFacts:
+    link = _bare(status.join_link)
+    if known is not None:
+        return joining(known.genesis, known.charter, link)
+    match status.project.admission:
+        case "open":
+            return facts.JoinFacts(link=link)
+        case "invite":
+            return facts.JoinFacts(admission="invite")
+        case _:
+            return facts.JoinFacts(admission="list")
 
 
 def _bare(link: str) -> str:

@@ -30,7 +30,7 @@ AtS = Annotated[float, Meta(ge=0.0, le=limits.AT_S_MAX)]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
 Line = Annotated[str, Meta(max_length=SENTENCE_CHARS_MAX)]
-Link = Annotated[str, Meta(pattern=r"^shoal:[A-Za-z0-9_-]*\Z", max_length=limits.LINK_CHARS_MAX)]
+Link = Annotated[str, Meta(pattern=r"^(shoal:[A-Za-z0-9_-]+)?\Z", max_length=limits.LINK_CHARS_MAX)]
 
 
 class ProjectFacts(Struct, kw_only=True, frozen=True):

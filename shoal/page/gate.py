@@ -65,6 +65,11 @@ class Gate:
         """Open now."""
         return self._streams.total()
 
+    @property
+    def remembered(self) -> int:
+        """Addresses whose rate is kept in mind."""
+        return len(self._spent)
+
     def connect(self, address: str, *, is_proxy: bool = False) -> bool:
         """Whether one more connection of this address is taken; if so, `disconnect` ends it.
 

@@ -10,17 +10,21 @@ import base64
 import functools
 import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from host import qr_code
 from shoal.doctor.findings import amount
-from shoal.page.chart import NARROW, WIDE, described, loss_chart
+from shoal.page.chart import NARROW, WIDE, described, loss_chart, small_chart
 from shoal.page.facts import PageFacts
 from tui.text import fmt
+
+if TYPE_CHECKING:
+    from shoal.page.directory import Listed
 
 PARTS: Final = ("state", "numbers", "curve", "given", "join", "sample", "seen")
 """Blocks of the template that are drawn again when what they say changes."""
@@ -28,7 +32,7 @@ PARTS: Final = ("state", "numbers", "curve", "given", "join", "sample", "seen")
 _HERE: Final = Path(__file__).parent
 
 LEVELS: Final = {
-    "WELL": "training",
+    "WELL": "well",
     "CARE": "needs care",
     "TROUBLE": "in trouble",
     "START": "starting",
@@ -62,6 +66,18 @@ def draw(facts: PageFacts) -> Drawn:
     context = template.new_context(_values(facts))
     blocks = {name: "".join(template.blocks[name](context)).strip() for name in PARTS}
     return Drawn(facts, blocks)
+
+
+def directory(listed: Sequence[Listed], title: str, at_s: float) -> str:
+    """The page that lists these. at_s: when they were asked, in Unix seconds."""
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style())}'; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        _environment()
+        .get_template("directory.html")
+        .render(listed=listed, title=title, at_s=at_s, css=Markup(style()), policy=policy)
+    )
 
 
 def icon() -> str:
@@ -119,6 +135,7 @@ def _environment() -> jinja2.Environment:
         machine=lambda at_s: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s)),
         qr=lambda link: Markup(qr_code.svg(link)),
         bar=_bar,
+        small_chart=_small_chart,
     )
     made.globals.update(levels=LEVELS)
     return made
@@ -134,6 +151,11 @@ def _bar(permille: int) -> Markup:
         '<svg class="share" viewBox="0 0 1000 6" preserveAspectRatio="none" aria-hidden="true">'
         '<rect width="1000" height="6"/><rect class="part" width="{}" height="6"/></svg>'
     ).format(permille)
+
+
+def _small_chart(facts: PageFacts, number: int) -> Markup:
+    run = facts.run
+    return Markup(small_chart(run.curve, run.best, f"curve-{number}"))
 
 
 def _at(at_s: float) -> str:

@@ -120,6 +120,18 @@ def test_news_come_by_themselves(swarm, url):
     assert all("seen" in one and "join" not in one for one in later)
 
 
+def test_projects_are_listed_by_their_pages_and_by_their_links(swarm, url):
+    output = swarm.folder / "index.html"
+    said = swarm.run("pages", "--output", str(output), f"{url}/", swarm.link, "http://127.0.0.1:1/")
+    assert "2 of 3 projects answer" in said
+    text = output.read_text()
+    assert text.count("<article") == 3
+    assert text.count("1 learner training.") == 2
+    assert f'<a href="{url}/"' in text
+    assert f"shoal join '{swarm.link}'" in text
+    assert str(swarm.folder) not in text
+
+
 @pytest.mark.parametrize(
     ("method", "place", "code"),
     [

@@ -60,6 +60,8 @@ from protocol.shards import ShardManifest, ShardTable
 from protocol.signing import seal, verify_ed25519
 from protocol.snapshots.manifest import Manifest
 from protocol.status import SyncerStatus
+from shoal.page.directory import read as read_page
+from shoal.page.facts import PageFacts
 from tests.support.builders import merged, project, rounds
 from tests.support.published import SEQUENCES, genesis_of
 from tests.support.strategies import messages, values_of
@@ -411,6 +413,7 @@ DECODERS: dict[str, Decoder] = {
     "contributions": Decoder(
         lambda content: open_book(content, verify_ed25519), values_of(Credit).map(book)
     ),
+    "page": Decoder(read_page, values_of(PageFacts).map(msgspec.json.encode)),
     "report": Decoder(read_report, values_of(SyncerStatus).map(msgspec.msgpack.encode)),
     **{f"payload-{name}": codec_of(name) for name in CODE_BITS},
     "moments": Decoder(read_moments, st.integers(0, 9).map(sound_moments)),

@@ -60,7 +60,7 @@ def test_what_is_remembered_is_bounded():
     door = Gate()
     for at in range(3 * gate.ADDRESSES_MAX):
         door.ask(f"2001:db8:{at >> 8:x}:{at & 255:x}::1", 0.0)
-    assert len(door._spent) == gate.ADDRESSES_MAX
+    assert door.remembered == gate.ADDRESSES_MAX
 
 
 def test_one_line_of_ipv6_is_one_asker():

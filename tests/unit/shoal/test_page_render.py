@@ -130,7 +130,7 @@ def test_it_says_what_a_stranger_wants_to_know(facts):
     said = " ".join(" ".join(read.text).split())
     for words in (
         "Folk tales.",
-        "training All is well. 8 learners training.",
+        "well All is well. 8 learners training.",
         "Tokens so far 297 M of 1.00 G",
         "231 k",
         "1.9 to 2.2 h left",
