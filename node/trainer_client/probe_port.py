@@ -14,7 +14,7 @@ from node.trainer.link import messages
 from node.trainer_client.client import TrainerPort
 from protocol.errors import MalformedPayload, RemoteError, TransientError
 from protocol.machine import JobResult
-from protocol.numerics import codecs
+from protocol.numerics import codecs, payload_sizes
 from protocol.numerics.codecs import F32
 
 FETCH_S_MAX = 60.0
@@ -69,7 +69,7 @@ class ProbePort:
         """The displacement that was handed in. For faults the leader is blamed: it checked them."""
         numel = self.trainer.bank.layout.fragments[job.fragment].numel
         try:
-            due_bytes = codecs.payload_bytes(job.codec, numel)
+            due_bytes = payload_sizes.payload_bytes(job.codec, numel)
             if job.payload_bytes != due_bytes:
                 raise MalformedPayload(f"a payload of {job.payload_bytes} bytes, not {due_bytes}")
             wanted = [(job.payload, job.payload_bytes)]

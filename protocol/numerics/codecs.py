@@ -29,6 +29,7 @@ from protocol.fragments import BLOCK
 from protocol.numerics import buffers, low_bit
 from protocol.numerics.compiled import kernels
 from protocol.numerics.compiled.kernels import SCALE_MAX, SCALE_MIN
+from protocol.numerics.payload_sizes import CODE_BITS, SCALE_BYTES, payload_bytes
 from protocol.numerics.workers import ALONE, Workers, pieces
 from protocol.project import CodecName
 
@@ -39,24 +40,6 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK = 1 << 17
 """Elements handled at a time: their temporaries fit a second-level cache. A multiple of BLOCK."""
-
-CODE_BITS: dict[CodecName, int] = {
-    "f32": 32,
-    "bf16": 16,
-    "int8": 8,
-    "int4": 4,
-    "int2": 2,
-    "int1": 1,
-}
-SCALE_BYTES: dict[CodecName, int] = {
-    "f32": 0,
-    "bf16": 0,
-    "int8": 2,
-    "int4": 2,
-    "int2": 2,
-    "int1": 2,
-}
-"""For each block."""
 
 _CODE_MAX: dict[CodecName, float] = {"int8": 128.0, "int4": 8.0}
 """Largest magnitude of a code."""
@@ -69,16 +52,6 @@ _INT4_OFFSET = np.float32(8)
 
 class NonFinite(ShoalError):
     """A value is Inf, NaN, or too large for its codec: the caller drops it as a failed result."""
-
-
-def payload_bytes(codec: CodecName, numel: int) -> int:
-    """Length of the payload of `numel` elements.
-
-    Raises: InternalError if `numel` is not a whole number of blocks.
-    """
-    if numel < 0 or numel % BLOCK:
-        raise InternalError(f"{numel} elements are not a whole number of blocks of {BLOCK}")
-    return numel * CODE_BITS[codec] // 8 + numel // BLOCK * SCALE_BYTES[codec]
 
 
 def encode(codec: CodecName, values: F32, *, workers: Workers = ALONE) -> memoryview:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.fragments import BLOCK, TensorSpan
-from protocol.numerics import codecs, low_bit
+from protocol.numerics import codecs, low_bit, payload_sizes
 from protocol.numerics.codecs import F32, Payload
 from protocol.numerics.compiled import kernels, sum_kernels
 from protocol.numerics.compiled.sum_kernels import TOGETHER
@@ -61,7 +61,7 @@ class Source:
 
     def codes(self, start: int, stop: int) -> Any:
         """Codes of these elements of the fragment."""
-        bits = codecs.CODE_BITS[self.codec]
+        bits = payload_sizes.CODE_BITS[self.codec]
         width = bits if self.codec == "int4" else 8
         return self._codes[start * width // 8 : stop * width // 8]
 

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from host.files.signed_project import read_signed
-from protocol.numerics.codecs import payload_bytes
+from protocol.numerics.payload_sizes import payload_bytes
 from protocol.status import SyncerStatus
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode

@@ -70,7 +70,7 @@ class Needs(Struct, kw_only=True, frozen=True):
 def needs_of(genesis: Genesis, charter: Charter) -> Needs:
     """What a learner of this project has to carry."""
     from protocol.fragments import build_layout
-    from protocol.numerics.codecs import payload_bytes
+    from protocol.numerics.payload_sizes import payload_bytes
 
     layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
     rounds, adapter = charter.rounds, genesis.adapter

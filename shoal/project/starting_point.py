@@ -11,7 +11,7 @@ import msgspec
 from protocol import project as specs
 from protocol.errors import UserError
 from protocol.fragments import Layout, build_layout
-from protocol.numerics.codecs import payload_bytes
+from protocol.numerics.payload_sizes import payload_bytes
 from shoal.project.template import Value
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ import numpy as np
 from node.trainer.builtin import BuiltinTrainer
 from node.trainer.loop import InnerLoop
 from node.trainer.model import FragmentView
-from protocol.numerics.codecs import F32, payload_bytes
+from protocol.numerics.codecs import F32
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
+from protocol.numerics.payload_sizes import payload_bytes
 from protocol.project import CodecName, InnerSpec
 from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome, Tell

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protocol.fragments import Layout
-from protocol.numerics.codecs import payload_bytes
+from protocol.numerics.payload_sizes import payload_bytes
 from protocol.project import RoundSpec
 from protocol.status import MergeRow
 from protocol.trace import FragmentCommitted

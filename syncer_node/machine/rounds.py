@@ -13,8 +13,8 @@ from protocol.log.state import SwarmState
 from protocol.machine import Failed
 from protocol.merge_rules import NORMS_KNOWN_MAX
 from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
-from protocol.numerics.codecs import payload_bytes
 from protocol.numerics.merge import push_weight
+from protocol.numerics.payload_sizes import payload_bytes
 from protocol.peers.membership import Membership, Session
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
