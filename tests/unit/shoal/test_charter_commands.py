@@ -300,6 +300,16 @@ def test_values_are_set_as_the_project_file_writes_them(target, capsys):
     assert charter_at(target).revision == 2
 
 
+def test_the_owners_words_change_during_the_run(target, capsys):
+    words = "Folk tales.\n\nFor a library."
+    assert main(["project", "set", str(target), f"page.about={words}"]) == 0
+    assert charter_at(target).about == words
+    assert '[page]\nabout = "Folk tales.' in capsys.readouterr().out
+    assert main(["project", "set", str(target), "about="]) == 0
+    assert charter_at(target).about is None
+    assert main(["project", "set", str(target), f"page.about={2001 * 'x'}"]) == 2
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

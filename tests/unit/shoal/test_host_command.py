@@ -56,6 +56,15 @@ def test_a_folder_becomes_a_signed_project_with_its_text_published(
     assert "parameters  8" in said
 
 
+def test_what_it_is_for_and_where_the_page_is(started, texts, tmp_path, capsys):
+    wishes = ["--about", "Letters, so that they last.", "--page", "127.0.0.1:8080"]
+    assert main(["host", "letters", "--name", "mine", *wishes]) == 0
+    assert read_signed(tmp_path / "mine.shoal").charter.about == "Letters, so that they last."
+    assert started[0][1]["page"] == "127.0.0.1:8080"
+    assert main(["host", "letters", "--name", "mine", *wishes]) == 0
+    assert "change page.about in mine.toml" in capsys.readouterr().out
+
+
 def test_run_again_it_goes_on_with_what_is_there(started, texts, tmp_path, capsys):
     assert main(["host", "letters", "--name", "mine"]) == 0
     before = (tmp_path / "mine.toml").read_text()

@@ -560,5 +560,37 @@ def test_a_file_of_before_changes_nothing_of_what_the_owner_set_since(place):
     assert opened.revoked == (bytes(16),)
 
 
+# What the page says.
+
+
+def about(text: str) -> str:
+    """The file with these lines as its whole table [page]."""
+    start, end = TEXT.index("[page]"), TEXT.index("# The hosts whose signatures")
+    return f"{TEXT[:start]}{text}\n{TEXT[end:]}"
+
+
+def test_the_owners_words_are_in_the_charter_and_a_file_without_them_keeps_them():
+    first = made_charter(parse(about('[page]\nabout = "Why.\\n\\nAnd how."'), PATH), None)
+    assert first.about == "Why.\n\nAnd how."
+    assert made_charter(parse(about(""), PATH), first) is first
+    silent = made_charter(parse(about('[page]\nabout = ""'), PATH), first)
+    assert (silent.about, silent.revision) == (None, 2)
+    with pytest.raises(UserError, match=r"page.about must be text of 0 to 2000 characters"):
+        parse(about(f'[page]\nabout = "{2001 * "x"}"'), PATH)
+
+
+def test_a_charter_without_words_is_written_as_before_there_were_any():
+    plain = made_charter(parse(TEXT, PATH), None)
+    told = msgspec.structs.replace(plain, about="Why.")
+    assert wire.decode(encode(plain), Charter) == plain
+    assert wire.decode(encode(told), Charter) == told
+    # With every field there is, as the version wrote it that knew no words.
+    former = msgspec.msgpack.encode([getattr(plain, one) for one in FIELDS_BEFORE])
+    assert wire.decode(former, Charter) == plain
+
+
+FIELDS_BEFORE = Charter.__struct_fields__[: Charter.__struct_fields__.index("about")]
+
+
 def made_charter(file, former):
     return make_charter(file, project=bytes(32), this_host=bytes(32), former=former)
