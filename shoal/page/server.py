@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.errors import ShoalError, TransientError
 from shoal.page import facts, render
@@ -50,7 +51,17 @@ _HOST = re.compile(
 )
 
 log = logging.getLogger("shoal.page")
+_http_log = logging.getLogger("shoal.page.http")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether something is wrong here, and not with what a stranger sent."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_http_log.addFilter(_is_ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,7 @@ class _Connections(web.Server):
         super().__init__(
             handler,
             access_log=None,
+            logger=_http_log,
             keepalive_timeout=REQUEST_S,
             lingering_time=0.0,
             max_line_size=LINE_BYTES_MAX,

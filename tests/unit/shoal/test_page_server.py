@@ -180,6 +180,31 @@ def test_behind_a_proxy_each_asker_has_a_rate_of_its_own(home, syncer):
     assert 429 in asyncio.run(ask(Outside()))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\x01nothing\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET /" + 9000 * b"a" + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % at for at in range(200)) + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["noise", "length", "long", "headers", "tls"],
+)
+def test_what_is_no_request_is_refused_and_fills_no_log(home, syncer, said, caplog):
+    async def send() -> bytes:
+        async with served(Watch(home, "default")) as (_, url):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2]))
+            writer.write(said)
+            writer.write_eof()
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(send())[:13] in (b"HTTP/1.0 400 ", b"")
+    assert [one for one in caplog.records if one.name.startswith("shoal.page")] == []
+
+
 # Where it is served.
 
 
