@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 
 from protocol import limits
 
-FORMAT: Final = 1
 BYTES_MAX: Final = 256 << 10
 """Of `page.json`; what is longer is none."""
 

@@ -1,11 +1,14 @@
 """The picture that chats show beside a link to the page: a PNG of 1200 by 630 pixels.
 
-Previews of links take no SVG. The typeface comes with Pillow, so every machine draws the same.
+Previews of links take no SVG. The typeface comes with Pillow; a name with letters that it lacks is
+written in one of the system's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +36,10 @@ _LEVELS: Final = {
 }
 _EDGE: Final = 72
 _CHART: Final = (_EDGE, 330, WIDTH - _EDGE, 556)
-_DRAWN: Final = (*range(0x20, 0x7F), *range(0xA0, 0x250))
-"""Letters that the typeface has; a name in others is left to the words beside the picture."""
+_FACES: Final = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf")
+"""Typefaces of systems that have more letters than the one of Pillow."""
+
+_NO_LETTER: Final = "\ue000"
 
 
 def png(facts: PageFacts) -> bytes:
@@ -51,8 +56,8 @@ def png(facts: PageFacts) -> bytes:
     draw.rectangle((0, 0, WIDTH, 12), fill=_ACCENT)
     draw.text((_EDGE, 52), "Shoal", font=font(30), fill=_ACCENT)
     _state(draw, facts, font(28))
-    name = fitting(draw, _known(facts.project.name) or "A project", font(68), WIDTH - 2 * _EDGE)
-    draw.text((_EDGE, 108), name, font=font(68), fill=_INK)
+    name, face = named(facts.project.name, font(68))
+    draw.text((_EDGE, 108), fitting(draw, name, face, WIDTH - 2 * _EDGE), font=face, fill=_INK)
     draw.text((_EDGE, 214), _numbers(facts), font=font(34), fill=_SOFT)
     draw.text((_EDGE, 272), _loss(facts), font=font(28), fill=_SOFT)
     _curve(draw, facts.run.curve, facts.run.best)
@@ -82,8 +87,27 @@ def fitting(draw: ImageDraw, text: str, font: FreeTypeFont, width: float) -> str
     return f"{text}…"
 
 
-def _known(text: str) -> str:
-    return "".join(char for char in text if ord(char) in _DRAWN).strip()
+def named(name: str, font: FreeTypeFont) -> tuple[str, FreeTypeFont]:
+    """The name and a typeface that has all its letters; else what of it can be written here."""
+    from PIL import ImageFont
+
+    fonts = [font]
+    for face in _FACES if _lacks(font, name) else ():
+        with contextlib.suppress(OSError):  # This system has another one, or none.
+            fonts.append(ImageFont.truetype(face, font.size))
+    for one in fonts:
+        if not _lacks(one, name):
+            return name, one
+    most = min(fonts, key=lambda one: len(_lacks(one, name)))
+    plain = unicodedata.normalize("NFKD", name)
+    left = "".join(char for char in plain if char not in _lacks(most, plain))
+    return left.strip() or "A project", most
+
+
+def _lacks(font: FreeTypeFont, text: str) -> set[str]:
+    """Letters for which the typeface has a box alone."""
+    box = bytes(font.getmask(_NO_LETTER))
+    return {char for char in text if char != " " and bytes(font.getmask(char)) == box}
 
 
 def _numbers(facts: PageFacts) -> str:

@@ -6,7 +6,7 @@ import io
 
 import msgspec
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
 
 from host.files.home import Home
 from shoal.page import picture
@@ -44,3 +44,17 @@ def test_progress_and_curve_are_in_it(facts):
 def test_a_name_that_does_not_fit_is_no_trouble(facts, name):
     project = msgspec.structs.replace(facts.project, name=name)
     drawn(msgspec.structs.replace(facts, project=project))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("Plain", "Plain"), ("鯡", "A project"), ("鯡 fish", "fish")]
+)
+def test_a_name_is_written_as_far_as_there_are_letters_for_it(name, shown):
+    written, font = picture.named(name, ImageFont.load_default(68))
+    assert written in (name, shown)
+    assert font.getmask(written).getbbox() is not None
+
+
+def test_accents_go_before_letters_do(monkeypatch):
+    monkeypatch.setattr(picture, "_FACES", ())
+    assert picture.named("Märchen für Łódź", ImageFont.load_default(68))[0] == "Marchen fur odz"
