@@ -131,7 +131,7 @@ def test_it_says_what_a_stranger_wants_to_know(facts):
     for words in (
         "Folk tales.",
         "well All is well. 8 learners training.",
-        "Tokens so far 297 M of 1.00 G",
+        "Tokens so far 297 M of 2.00 G",
         "231 k",
         "1.9 to 2.2 h left",
         "north/heron",
