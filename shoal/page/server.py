@@ -50,7 +50,6 @@ _HOST = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?\Z"
 )
 
-log = logging.getLogger("shoal.page")
 _http_log = logging.getLogger("shoal.page.http")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -120,8 +119,8 @@ class _Connections(web.Server):
 class PageServer:
     """The page of one syncer, from `serve` until that is cancelled."""
 
-    def __init__(self, watch: Watch, outside: Outside, gate: Gate | None = None) -> None:
-        self.gate = gate or Gate()
+    def __init__(self, watch: Watch, outside: Outside) -> None:
+        self.gate = Gate()
         self._watch = watch
         self._outside = outside
         self._connections: _Connections | None = None
@@ -151,8 +150,7 @@ class PageServer:
             answer = await self._chosen(request)
         except TransientError as error:
             answer = _refusal(503, str(error), {"Retry-After": "5", "Refresh": "5"})
-        except ShoalError as error:
-            log.warning("the page cannot be drawn: %s", error)
+        except ShoalError:  # Told in the log where it was found.
             answer = _refusal(503, "This page cannot be drawn now.", {"Retry-After": "60"})
         if not answer.prepared:
             answer.headers.update(_headers())
@@ -230,7 +228,8 @@ class PageServer:
             return answer
         assert self._connections is not None
         self._connections.may_stay(request.protocol)
-        with contextlib.suppress(ConnectionError, TimeoutError):  # The viewer is gone, or stuck.
+        # The viewer is gone, or stuck; or the page cannot be drawn, and the next request hears why.
+        with contextlib.suppress(ConnectionError, TimeoutError, ShoalError):
             await self._tell(answer, seen)
         return answer
 

@@ -58,7 +58,8 @@ class Watch:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._seen: Seen | None = None
-        self._next_s = 0.0
+        self._trouble: ShoalError | None = None
+        self._next_s = -1e9
         self._status: SyncerStatus | None = None
         self._answered_s = 0.0
         self._answer_s = 0.0
@@ -69,18 +70,29 @@ class Watch:
 
     async def seen(self) -> Seen:
         """What was found at most `PERIOD_S` ago, or is found now; who comes meanwhile waits for
-        the same look. TransientError while the syncer has not answered yet."""
+        the same look. TransientError while the syncer has not answered yet; UserError where what
+        lies here of the project cannot be read."""
         async with self._lock:
-            began_s = self._clock()
-            if self._seen is None or began_s >= self._next_s:
-                drawn = await asyncio.to_thread(self._look)
-                self.looks += 1
+            now_s = self._clock()
+            if now_s >= self._next_s:
+                self._seen, self._trouble = None, None
+                try:
+                    drawn = await asyncio.to_thread(self._look)
+                    self._seen = Seen(self.looks, drawn)
+                except ShoalError as error:
+                    is_early = isinstance(error, TransientError)
+                    level = logging.DEBUG if is_early else logging.WARNING
+                    log.log(level, "the page cannot be drawn: %s", error)
+                    self._trouble = error
                 usual_s = min(PERIOD_S_MAX, self._answer_s / ANSWER_FRAC)
-                self._next_s = began_s + max(PERIOD_S, usual_s)
-                self._seen = Seen(self.looks, drawn)
+                self._next_s = now_s + max(PERIOD_S, usual_s)
+            if self._seen is None:
+                assert self._trouble is not None, "a look finds something, or why not"
+                raise self._trouble
             return self._seen
 
     def _look(self) -> Drawn:
+        self.looks += 1
         now_s, trouble = time.time(), ""
         try:
             asked_s = self._clock()

@@ -115,6 +115,27 @@ def test_a_syncer_that_never_answered_has_no_page_yet(home):
     assert said == "The syncer of this page has not answered yet.\n"
 
 
+def test_a_page_that_cannot_be_drawn_is_tried_now_and_then_and_tells_no_path(home, syncer):
+    clock = Clock()
+    watch = Watch(home, "default", clock=clock)
+    copy = home.project_file(bytes.fromhex(syncer.said.project.id))
+    content = copy.read_bytes()
+
+    async def look() -> list[tuple[int, str]]:
+        async with served(watch) as (session, url):
+            copy.unlink()
+            told = [await text(session, f"{url}/") for _ in range(3)]
+            assert watch.looks == 1
+            copy.write_bytes(content)
+            clock.now_s += PERIOD_S
+            told.append(await text(session, f"{url}/page.json"))
+            return [(code, said) for code, _, said in told]
+
+    *failed, (code, _) = asyncio.run(look())
+    assert failed == 3 * [(503, "This page cannot be drawn now.\n")]
+    assert code == 200
+
+
 def test_what_the_model_writes_comes_from_a_learner_beside_the_syncer(home, syncer):
     status = recordings.learner(900)
     status.project = syncer.said.project
