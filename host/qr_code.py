@@ -49,7 +49,7 @@ def svg(text: str) -> str:
         out, kind="svg", border=4, xmldecl=False, svgns=True, omitsize=True, light="#fff",
         dark="#111", nl=False, svgclass="qr", lineclass=None, title="QR code of the join link",
     )  # fmt: skip
-    return out.getvalue().decode()
+    return out.getvalue().decode().replace("<svg ", '<svg role="img" ', 1)
 
 
 def _code(text: str) -> segno.QRCode:

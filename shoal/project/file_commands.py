@@ -17,6 +17,8 @@ from host.files.pinned_files import PinnedFiles
 from protocol.errors import ShoalError, UserError
 from protocol.fragments import build_layout
 from protocol.ids import NodeKey, short
+from protocol.limits import TEXT_CHARS_MAX
+from protocol.log.accounts import printable
 from protocol.project import AdapterSpec, Genesis, TrainerSpec, encode, project_id
 from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.common.writing import write_new
@@ -261,6 +263,7 @@ def show(
         f"project     {project.id.hex()}",
         f"owner       {genesis.owner.hex()}",
         f"revision    {charter.revision}",
+        *([f"about       {_in_a_line(charter.about)}"] if charter.about else []),
         f"model       {genesis.model.architecture}, {parameters:,} parameters, "
         f"{genesis.fragments} fragments ({genesis.strategy})",
         *([f"from        {genesis.base.source}"] if genesis.base is not None else []),
@@ -286,6 +289,10 @@ def show(
         ),
         *(f"banned      {short(key)}" for key in charter.banned),
     ]
+
+
+def _in_a_line(about: str) -> str:
+    return printable(" ".join(about.split()), TEXT_CHARS_MAX)
 
 
 def _read_as(genesis: Genesis) -> str:

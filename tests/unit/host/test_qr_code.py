@@ -86,7 +86,7 @@ def test_in_a_pipe_there_is_none():
 
 def test_an_svg_brings_no_style_and_no_script():
     drawn = qr_code.svg(LINK)
-    assert drawn.startswith("<svg")
+    assert drawn.startswith('<svg role="img" ')
     assert "style" not in drawn
     assert "script" not in drawn
     assert "<title>QR code of the join link</title>" in drawn

@@ -305,6 +305,8 @@ def test_the_owners_words_change_during_the_run(target, capsys):
     assert main(["project", "set", str(target), f"page.about={words}"]) == 0
     assert charter_at(target).about == words
     assert '[page]\nabout = "Folk tales.' in capsys.readouterr().out
+    assert main(["project", "show", str(target)]) == 0
+    assert "about       Folk tales. For a library.\n" in capsys.readouterr().out
     assert main(["project", "set", str(target), "about="]) == 0
     assert charter_at(target).about is None
     assert main(["project", "set", str(target), f"page.about={2001 * 'x'}"]) == 2
