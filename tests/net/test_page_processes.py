@@ -8,7 +8,6 @@ import json
 import signal
 
 import aiohttp
-import msgspec
 import psutil
 import pytest
 
@@ -222,11 +221,3 @@ def test_a_page_that_is_killed_comes_back_and_ends_with_its_syncer(swarm, url):
     page = page_process(swarm).pid
     swarm.kill("syncer")
     swarm.until(lambda: is_gone(page), "the end of the page")
-
-
-def test_the_format_is_what_is_written_down():
-    schema = msgspec.json.schema(PageFacts)
-    fields = schema["$defs"]["PageFacts"]["properties"]
-    assert list(fields) == [
-        *("page", "at_s", "software", "project", "state", "run", "given", "join", "sample"),
-    ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from host.files import keystore
 from host.files.home import Home
@@ -91,6 +94,14 @@ def test_a_standby_does_not_say_how_many_train(opened):
     run = pages.facts(opened, status).run
     assert (run.learners_training, run.learners_here) == (None, None)
     assert run.tokens == status.swarm.tokens
+
+
+def test_every_field_of_the_format_is_written_down():
+    manual = (Path(__file__).parents[3] / "docs" / "project-page.md").read_text()
+    structs = [one for one in vars(shape).values() if isinstance(one, type) and one is not Struct]
+    names = {name for one in structs if issubclass(one, Struct) for name in one.__struct_fields__}
+    assert len(names) > 40
+    assert sorted(name for name in names if f"`{name}`" not in manual) == []
 
 
 # How to join.
