@@ -11,6 +11,7 @@ import msgspec
 from host.files.signed_project import OpenedProject
 from host.join_link import format_link, parse_link
 from protocol.limits import NAME_CHARS_MAX, TEXT_CHARS_MAX
+from protocol.project import AdmissionRule
 from protocol.status import ContributorRow, SampleStatus, SwarmStatus, SyncerStatus
 from shoal.page import facts, words
 from shoal.page.joining import joining, model_words
@@ -66,16 +67,23 @@ def _project(status: SyncerStatus, known: OpenedProject | None) -> facts.Project
 
 
 def _join(status: SyncerStatus, known: OpenedProject | None) -> facts.JoinFacts:
-    link = _bare(status.join_link)
-    if known is not None:
-        return joining(known.genesis, known.charter, link)
+    rule, link = _rule(status, known), _bare(status.join_link)
+    if known is None:
+        return facts.JoinFacts(admission=rule, link=link if rule == "open" else "")
+    charter = msgspec.structs.replace(known.charter, admission=rule)
+    return joining(known.genesis, charter, link)
+
+
+def _rule(status: SyncerStatus, known: OpenedProject | None) -> AdmissionRule:
+    """Who may take part: by the charter that is in force, or the newest one where that is narrower,
+    so that no link is shown that brings nobody in."""
     match status.project.admission:
         case "open":
-            return facts.JoinFacts(link=link)
+            return known.charter.admission if known is not None else "open"
         case "invite":
-            return facts.JoinFacts(admission="invite")
+            return "invite"
         case _:
-            return facts.JoinFacts(admission="list")
+            return "list"
 
 
 def _bare(link: str) -> str:

@@ -115,6 +115,16 @@ def test_where_a_link_brings_nobody_in_there_is_none(tmp_path, rule):
     assert b"shoal:" not in msgspec.json.encode(made)
 
 
+@pytest.mark.parametrize("rule", ["invite", "list"])
+def test_the_rule_in_force_counts_where_the_charter_here_is_older(opened, rule):
+    status = pages.syncer(opened)
+    status.project.admission = rule
+    join = pages.facts(opened, status).join
+    assert (join.admission, join.link) == (rule, "")
+    by_link = page_facts(status, None, verdicts([status], [])[status.key], at_s=1.0, seen_s=1.0)
+    assert (by_link.join.admission, by_link.join.link) == (rule, "")
+
+
 def test_an_invite_never_gets_onto_a_page(opened, tmp_path):
     owner = keystore.load_or_create(tmp_path / "owner.key")
     found = parse_link(LINK)
