@@ -9,6 +9,15 @@
     for (const one of document.querySelectorAll(".copy")) one.hidden = false;
   };
 
+  // Read aloud when the state changes, and not with every second that its sentence counts.
+  const heard = document.getElementById("heard");
+  let level = document.querySelector(".level")?.textContent;
+  const tell = () => {
+    const now = document.querySelector(".level")?.textContent;
+    if (now !== level) heard.textContent = `The run: ${now}.`;
+    level = now;
+  };
+
   // The server escaped what others wrote; the policy of this page runs no script but this one.
   const take = (told) => {
     for (const [name, html] of Object.entries(told)) {
@@ -19,6 +28,7 @@
       if (open) place.querySelector("details")?.setAttribute("open", "");
     }
     showCopy();
+    tell();
   };
 
   document.addEventListener("click", async (event) => {

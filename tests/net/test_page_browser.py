@@ -24,7 +24,7 @@ LOOKS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark"
 
 CUT = """
 [...document.querySelectorAll("body *")]
-  .filter((one) => !one.closest("svg, .scroll, details:not([open]), .skip, .here, title"))
+  .filter((one) => !one.closest("svg, .scroll, details:not([open]), .skip, .here, .heard, title"))
   .filter((one) => {
     const box = one.getBoundingClientRect();
     const isBeyond = box.right > innerWidth + 1 || box.left < -1;
@@ -59,7 +59,7 @@ PALE = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const one = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || one.closest("script, style, title, .here")) continue;
+    if (!walker.currentNode.data.trim() || one.closest("script, style, title, .here, .heard")) continue;
     if (!one.getClientRects().length) continue;
     const style = getComputedStyle(one);
     const ink = rgba(one.closest("svg") ? style.fill : style.color);
@@ -150,6 +150,8 @@ def test_it_follows_the_run_without_being_loaded_again(place):
             await page.until("document.body.textContent.includes('1.23 G')")
             await page.until("document.body.textContent.includes('Waiting for learners')")
             assert await page.run("window.mark") == 7
+            said = await page.run("document.getElementById('heard').textContent")
+            assert said == "The run: needs care."
             assert await page.run("document.querySelector('details').open")
             await is_whole(page)
             assert page.complaints == []
