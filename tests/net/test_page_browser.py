@@ -59,7 +59,8 @@ PALE = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const one = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || one.closest("script, style, title, .here, .heard")) continue;
+    if (!walker.currentNode.data.trim()) continue;
+    if (one.closest("script, style, title, .here, .heard")) continue;
     if (!one.getClientRects().length) continue;
     const style = getComputedStyle(one);
     const ink = rgba(one.closest("svg") ? style.fill : style.color);
