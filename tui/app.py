@@ -93,6 +93,9 @@ RECORDING_BINDINGS: list[Binding] = [
     Binding("N", "fault(-1)", "Fault before", show=False, id="recording.fault-back"),
 ]
 
+_COMMANDS = {"pause", "resume", "finish"}
+"""Actions that tell a daemon what to do."""
+
 _OWN_KEYS = {"focus_next_daemon", *RECORDING_ACTIONS}
 """Actions whose keys come before those of the widget in focus."""
 
@@ -372,7 +375,10 @@ class ShoalApp(App[int]):
     # What keys do.
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys that come first must not steal from dialogs and from what is typed."""
+        """Keys that come first must not steal from dialogs and from what is typed; a screen that
+        commands nothing names no key for it."""
+        if action in _COMMANDS and (self.is_readonly or self.source.playback is not None):
+            return False
         if action in _OWN_KEYS:
             is_typing = isinstance(self.focused, Input)
             return len(self.screen_stack) == 1 and not is_typing

@@ -253,7 +253,21 @@ def test_a_refusal_is_shown():
     drive(app, look)
 
 
-@pytest.mark.parametrize("keys", [["p"], ["r"], ["f"], ["colon", *"stop", "enter"]])
+@pytest.mark.parametrize("keys", ["p", "r", "f"])
+def test_readonly_has_no_key_that_commands(keys):
+    app = app_of(is_readonly=True)
+
+    async def look(pilot):
+        assert "Pause" not in screen_lines(app)[-1]
+        await pilot.press(keys)
+        await settle(pilot)
+        assert len(app.screen_stack) == 1
+        assert app.source.commands == []
+
+    drive(app, look)
+
+
+@pytest.mark.parametrize("keys", [["colon", *"pause", "enter"], ["colon", *"stop", "enter"]])
 def test_readonly_refuses_with_a_word(keys):
     app = app_of(is_readonly=True)
 
@@ -465,7 +479,7 @@ def test_a_recording_plays_to_its_end_and_knows_its_past(tmp_path):
         await settle(pilot)
         assert playback.position == 39
         assert len(app.history.events) == 40
-        await pilot.press("p")
+        await pilot.press("colon", *"pause", "enter")
         await settle(pilot)
         assert "This is a recording" in notices(app)
 
