@@ -112,7 +112,7 @@ def test_a_step_that_is_not_here_is_answered_with_those_that_are(swarm, tmp_path
     assert refused.returncode == 2
     assert "There is no checkpoint of global step 999,999" in refused.stderr
     steps = refused.stderr.rpartition("Choose one of: ")[2].strip().rstrip(".").split(", ")
-    step = steps[-1].replace(",", "")
+    step = steps[len(steps) // 2].replace(",", "")  # The newest may be gone in a moment.
     out = tmp_path / "out"
     done = shoal(swarm.home, "export", "--to", str(out), "--step", step, "--dtype", "f16")
     assert done.returncode == 0, done.stderr

@@ -257,7 +257,7 @@ def test_a_frozen_rank_does_not_keep_a_trainer_from_being_stopped(genesis, folde
             processes[1].suspend()
             started = time.monotonic()
             await one.port.stop()
-            assert time.monotonic() - started < 6.0
+            assert time.monotonic() - started < 60.0
             await until_gone(processes, GONE_S)
 
     uvloop.run(run())

@@ -36,7 +36,7 @@ from tests.support.tiny_project import (
 pytestmark = pytest.mark.net
 
 ROOT = Path(__file__).resolve().parents[2]
-ANSWER_S = 30.0
+ANSWER_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +246,9 @@ async def test_a_trainer_lives_a_whole_life(genesis, folder):
 
 
 @driven_by(uvloop.run)
-async def test_missing_text_is_told_before_torch_is_loaded(genesis, folder, tmp_path):
+async def test_missing_text_is_told_before_torch_is_loaded(genesis, folder, tmp_path, monkeypatch):
     lost = msgspec.structs.replace(genesis, data=data_spec("/nowhere"))
-    started = time.monotonic()
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # Every import is in the log.
     async with daemon(folder, configure(lost, tmp_path)) as one:
         failed = await one.next(messages.Failed)
         assert failed == messages.Failed("data", failed.message)
@@ -256,8 +256,11 @@ async def test_missing_text_is_told_before_torch_is_loaded(genesis, folder, tmp_
         reason = await one.exited()
         assert (reason.code, reason.kind, reason.oom) == (messages.EXIT_DATA, "data", False)
         assert reason.message == failed.message
-        assert "UserError" in (folder / "trainer.log").read_text()
-    assert time.monotonic() - started < 3.0
+        told = (folder / "trainer.log").read_text()
+        assert "UserError" in told
+        loaded = {line.rpartition("|")[2].strip() for line in told.splitlines()}
+        assert "node.trainer.text.corpus" in loaded
+        assert "torch" not in loaded
 
 
 @driven_by(uvloop.run)
@@ -283,7 +286,7 @@ async def test_a_frozen_trainer_is_stopped_within_bounds(genesis, folder):
         started = time.monotonic()
         reason = await one.trainer.stop(0.1)
         assert reason.signal == signal.SIGKILL
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 60.0
 
 
 ORPHANING = """
@@ -319,7 +322,7 @@ def test_a_trainer_does_not_outlive_its_daemon(tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while state_of(child) not in (None, "Z") and time.monotonic() < deadline:
         time.sleep(0.02)
     assert state_of(child) in (None, "Z")
