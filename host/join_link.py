@@ -57,7 +57,7 @@ def format_link(link: JoinLink) -> str:
     if not link.addresses:
         raise UserError("A join link needs an address. Name one with --announce.")
     for address in link.addresses:
-        _check_address(address)
+        check_address(address)
     payload = msgspec.msgpack.encode(link)
     coded = base64.urlsafe_b64encode(payload + _checksum(payload)).decode("ascii").rstrip("=")
     text = PREFIX + coded
@@ -83,7 +83,7 @@ def parse_link(text: str) -> JoinLink:
         raise UserError(f"A join link begins with `{PREFIX}`; this text does not. {_AGAIN}")
     found = _decode(_payload(link.removeprefix(PREFIX)))
     for address in found.addresses:
-        _check_address(address)
+        check_address(address)
     if found.invite is not None and len(found.invite.payload) > limits.INVITE_BYTES_MAX:
         raise UserError(
             "The join link carries an invite that is too long. Ask the project's host for a new "
@@ -154,7 +154,8 @@ def _decode(payload: bytes) -> JoinLink:
         ) from error
 
 
-def _check_address(text: str) -> None:
+def check_address(text: str) -> None:
+    """UserError for an address that no join link may name."""
     from multiaddr import Multiaddr
     from multiaddr.exceptions import Error as MultiaddrError
 

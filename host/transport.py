@@ -13,7 +13,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -65,6 +65,11 @@ PEERS_COUNTED_MAX = 4096
 
 log = logging.getLogger("shoal.transport")
 
+LOOK_AROUND_FROM = 2
+"""Tries after which others are looked for: a host that restarts needs one or two itself."""
+
+LookAround = Callable[[], Awaitable[Sequence[str]]]
+
 OnAttempt = Callable[[str, float], None]
 """Gets why the last try failed and the seconds until the next."""
 
@@ -75,6 +80,9 @@ class Transport:
     Every method that talks to the network raises TransportLost while the engine is down, and
     TransientError or RemoteError otherwise; none waits for ever.
     """
+
+    look_around: LookAround | None = None
+    """Finds more addresses once none of those that are known answers; the daemon may set it."""
 
     def __init__(
         self,
@@ -184,6 +192,8 @@ class Transport:
                 on_attempt(str(error), pause_s)
             await asyncio.sleep(pause_s)
             attempt += 1
+            if self.look_around is not None and attempt >= LOOK_AROUND_FROM:
+                self.dialer.told(await self.look_around())
 
     async def close(self) -> None:
         """Leaves the swarm for good; bounded steps, seconds at worst, nothing remains running."""

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from protocol.errors import BadSignature
 from protocol.messages import Envelope
 
-Domain = Literal["charter", "record", "seat", "push", "receipt", "contributions", "invite"]
+Domain = Literal[
+    "charter", "record", "seat", "push", "receipt", "contributions", "invite", "nearby"
+]
 Verify = Callable[[bytes, bytes, bytes], bool]
 """(key, message, signature) -> whether the signature is that key's over that message."""
 

@@ -129,6 +129,12 @@ class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     map_port: Annotated[
         bool, _about("", "Ask the router to forward the learner's port (UPnP, NAT-PMP).")
     ] = False
+    nearby: Annotated[
+        bool | None,
+        _about(
+            "", "Answer `shoal join --nearby` on this network; empty: syncers and witnesses do."
+        ),
+    ] = None
     relay_bytes_per_s: Annotated[
         Bytes,
         _about("bytes per second", "Carried for hosts that cannot be dialled, in all; 0: nothing."),

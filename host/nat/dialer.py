@@ -27,6 +27,7 @@ URGENT_EVERY_S: Final = 5.0
 KNOWN_AT_ONCE_MAX: Final = 4
 """Hosts from before that are dialled in one round; one that does not answer costs five seconds."""
 
+FOUND_MAX: Final = 4  # Half of what one try has room for.
 SEEN_MAX: Final = 64  # Peers remembered for rebuilding the engine.
 
 
@@ -51,11 +52,16 @@ class Dialer:
         self._seen: dict[NodeKey, ConnectedPeer] = {}
         self._tried: dict[NodeKey, int] = {}
         self._round = 0
+        self._found: list[PeerAddress] = []
 
     @property
     def named(self) -> list[NodeKey]:
         """Hosts that we were told of."""
         return [peer.key for peer in self._named]
+
+    def told(self, texts: Iterable[str]) -> None:
+        """Addresses that were found meanwhile, in place of those found before."""
+        self._found = addresses.parse_others(list(texts)[:FOUND_MAX], self._own)
 
     def to_try(self, attempt: int) -> list[PeerAddress]:
         """Addresses for the engine's start number `attempt`; empty: begin alone.
@@ -70,7 +76,8 @@ class Dialer:
         for key, texts in self.known.book.best():
             if key != self._own:
                 found += addresses.readable(texts)
-        return addresses.rotated(list(dict.fromkeys(found)), attempt)
+        turn = addresses.rotated(list(dict.fromkeys(found)), attempt)
+        return list(dict.fromkeys((*self._found, *turn)))[: addresses.PEERS_TRIED_MAX]
 
     def remember(self, peers: Iterable[ConnectedPeer]) -> None:
         """Hosts of an engine that was lost, for the next one."""

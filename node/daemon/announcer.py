@@ -10,17 +10,20 @@ from collections.abc import Callable
 from host.addresses import parse_peer
 from host.files.keystore import Identity
 from host.nat.peer_file import peer_file
+from host.nearby import searching
+from host.nearby.answering import NearbyAnswerer, addresses_to_tell
 from host.network import leader_discovery
 from host.network.foreign_errors import TransportState
 from host.options import NodeOptions
 from host.partition_monitor import PartitionMonitor
-from host.transport import Transport
+from host.transport import LookAround, Transport
 from node.download.locator import Locator
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.ids import NodeKey
+from protocol.peers.nearby import NearbyNotice, task_of
 
 log = logging.getLogger("shoal.node")
 
@@ -32,7 +35,7 @@ def transport_of(
 ) -> Transport:
     """A learner's way into the swarm, not started yet."""
     project, network = options.link.project, options.settings().network
-    return Transport(
+    transport = Transport(
         identity,
         port=options.port,
         bootstrap=(*options.link.addresses, *network.bootstrap),
@@ -44,6 +47,21 @@ def transport_of(
         relay_bytes_per_s=network.relay_bytes_per_s,
         bulk=options.bulk,
     )
+    if network.nearby is not False:
+        transport.look_around = _look_around(options)
+    return transport
+
+
+def _look_around(options: NodeOptions) -> LookAround:
+    """Finds the project's hosts on this network: their addresses of before may be others now."""
+
+    async def look() -> tuple[str, ...]:
+        found = await searching.places_of(options.link.project, options.listen_host)
+        if found:
+            log.info("found on this network: %s", ", ".join(found))
+        return found
+
+    return look
 
 
 def tell_attempt(reason: str, next_try_s: float) -> None:
@@ -54,7 +72,10 @@ def tell_attempt(reason: str, next_try_s: float) -> None:
 class Announcer:
     """What a running learner tells the others, and what it sees of them."""
 
-    def __init__(self, options: NodeOptions, machine: LearnerMachine, locator: Locator) -> None:
+    def __init__(
+        self, options: NodeOptions, machine: LearnerMachine, locator: Locator, identity: Identity
+    ) -> None:
+        self._identity = identity
         self._options = options
         self._transport = locator.transport
         self._machine = machine
@@ -85,6 +106,36 @@ class Announcer:
                         leader_discovery.ANNOUNCE_TTL_S,
                     )
             await asyncio.sleep(leader_discovery.ANNOUNCE_EVERY_S if is_held else EAGER_S)
+
+    async def answer_nearby(self) -> None:
+        """Answers those who look for projects on this network, where this machine's owner said so:
+        a laptop goes to places where nobody should learn what it takes part in."""
+        options = self._options
+        answerer = NearbyAnswerer(
+            options.link.project,
+            self._identity,
+            options.listen_host,
+            self._nearby_notice,
+            is_wanted=lambda: bool(options.settings().network.nearby),
+        )
+        await answerer.run()
+
+    def _nearby_notice(self, nonce: bytes) -> NearbyNotice:
+        """The link without its invite: that is for one learner alone."""
+        context, link = self._machine.context, self._options.link
+        genesis = self._machine.setup.genesis
+        return NearbyNotice(
+            nonce,
+            link.genesis_bytes,
+            link.name,
+            addresses_to_tell(link.addresses),
+            self._transport.port,
+            "learner",
+            task_of(genesis),
+            sum(tensor.numel for tensor in genesis.model.tensors),
+            None,
+            context.charter.admission if context.charter is not None else "open",
+        )
 
     def _voters(self) -> set[NodeKey]:
         """Those of the charter, or the hosts that the link names while there is none."""

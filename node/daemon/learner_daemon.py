@@ -189,7 +189,7 @@ class LearnerDaemon:
             ask=self._look_at_swarm,
             on_fault=lambda error: on_fault(self.machine.context.leader or b"", error),
         )
-        self.announcer = Announcer(options, self.machine, self.locator)
+        self.announcer = Announcer(options, self.machine, self.locator, identity)
         self.moments = MomentsPort(self.locator, self.trainer, on_fault)
         self.prober = ProbePort(self.locator, self.trainer, on_fault)
         self.parts = PartsPort(
@@ -311,6 +311,7 @@ class LearnerDaemon:
         try:
             works = (
                 self.announcer.announce,
+                self.announcer.answer_nearby,
                 self.announcer.partition_monitor.run,
                 self.loop_watch.run,
                 lambda: keep_pace(self.pace, lambda: self.machine.context.state),

@@ -1,7 +1,8 @@
 """The verbs of the `shoal` command: where each is, and what help says of it.
 
 A verb is imported once it is asked for: `shoal --help` and `shoal status` must answer at once.
-Nothing here asks a question: every choice is an option or a file.
+Every choice is an option or a file; the one question, at a terminal alone, is that of
+`shoal join --nearby`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ EXAMPLES: Final = {
     "page.at": '"0.0.0.0:8080"',
     "network.bootstrap": '["/dns4/example.org/tcp/4100/p2p/'
     '12D3KooWCZW8nTcJDJK39j2VsZwfsyhPDe2TucYBWAkz85bG1h6k"]',
+    "network.nearby": "true",
     "when.busy_programs": '["blender", "steam"]',
 }
 """What could stand where the default is nothing."""

@@ -81,16 +81,43 @@ class TrainerFlags:
 AS_SET = TrainerFlags()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LearnerNetwork:
+    """How a learner finds others, and is reached."""
+
+    nearby: Annotated[
+        bool,
+        choices.switch(
+            "Look for projects on this network; with the four words that the host's screen shows "
+            "in place of the link, join that one."
+        ),
+    ] = False
+    port: choices.Port = 0
+    bulk_port: choices.BulkPort = None
+    listen: choices.Listen = "0.0.0.0"
+    donate_mbps: Annotated[
+        float,
+        choices.option(
+            "Megabits per second at which others may fetch weights here.", choices.AtLeastOne
+        ),
+    ] = DONATE_MBPS
+
+
+ANYWHERE = LearnerNetwork()
+
+
 def join(
-    link: Annotated[str, choices.option("The join link, from `shoal:` to its end.")],
+    link: Annotated[
+        str | None,
+        choices.option("The join link, from `shoal:` to its end; with --nearby, four words."),
+    ] = None,
     *,
     name: Annotated[
         str | None, choices.option("The name that others see; part of your key by default.")
     ] = None,
     instance: choices.Instance = DEFAULT_INSTANCE,
-    port: choices.Port = 0,
-    bulk_port: choices.BulkPort = None,
-    listen: choices.Listen = "0.0.0.0",
+    network: LearnerNetwork = ANYWHERE,
     duty: Annotated[
         float,
         choices.option(
@@ -98,12 +125,6 @@ def join(
         ),
     ] = 1.0,
     training: TrainerFlags = AS_SET,
-    donate_mbps: Annotated[
-        float,
-        choices.option(
-            "Megabits per second at which others may fetch weights here.", choices.AtLeastOne
-        ),
-    ] = DONATE_MBPS,
     data: Annotated[
         str | None,
         choices.option("Where the project's text is on this machine, if you have it in files."),
@@ -119,19 +140,22 @@ def join(
     home: choices.HomeHere,
 ) -> int:
     """Runs a learner in the foreground and returns its exit code; `run` can repeat it later."""
+    meant = _meant(link, network)
+    if meant is None:
+        return ExitCode.DONE
     return _join(
-        link,
+        meant,
         home,
         instance=instance,
         flags={
             "learner.name": name,
-            "learner.bulk_port": bulk_port,
+            "learner.bulk_port": network.bulk_port,
             **{f"learner.{key}": value for key, value in asdict(training).items()},
         },
-        port=port,
-        listen_host=listen,
+        port=network.port,
+        listen_host=network.listen,
+        donate_mbps=network.donate_mbps,
         duty_frac=duty,
-        donate_mbps=donate_mbps,
         data=data,
         trainer=trainer,
         base=base,
@@ -140,6 +164,20 @@ def join(
         log_json=log_json,
         anyway=anyway,
     )
+
+
+def _meant(link: str | None, network: LearnerNetwork) -> str | None:
+    """The join link; None where somebody only looked what there is. UserError where it lacks."""
+    if network.nearby:
+        from shoal.machine import nearby
+
+        return nearby.chosen_link(link, listen_host=network.listen)
+    if link is None:
+        raise UserError(
+            "Which project? Give its join link: shoal join 'shoal:...'; or look around on this "
+            "network: shoal join --nearby"
+        )
+    return link
 
 
 def _join(

@@ -11,6 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from host.files.home import Daemon, DaemonRole
+from protocol.peers.project_code import code_of
 from protocol.status import DaemonStatus
 from shoal.common import daemons, failures, writing
 from shoal.common.choices import HomeHere, OnlyInstance, option, switch
@@ -49,9 +50,19 @@ def status(
         said = _words(statuses, silent)
         console.print(render(statuses, width=console.width, verdicts=said))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
+        print(_nearby(statuses), end="")
     for line in silent:
         failures.complain(line)
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
+
+
+def _nearby(statuses: list[DaemonStatus]) -> str:
+    """The codes of what runs here, which others compare with what they find on this network."""
+    from tui.text.fmt import clean
+
+    projects = {bytes.fromhex(one.project.id): clean(one.project.name) for one in statuses}
+    lines = [f"\nthe code of {name}: {code_of(key)}\n" for key, name in projects.items()]
+    return "".join(lines)
 
 
 def of_syncers(

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -60,6 +59,8 @@ from protocol.ids import short
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import RUN_COMPLETE, Envelope, Report
 from protocol.numerics.outer import digest
+from protocol.peers.nearby import NearbyNotice
+from protocol.peers.project_code import nearby_command
 from protocol.signing import verify_ed25519
 from protocol.status import SyncerStatus
 from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
@@ -274,6 +275,15 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         self.averages.close()
         self.tape.close()
 
+    def _nearby_notice(self, nonce: bytes) -> NearbyNotice | None:
+        if self.machine.state.ended is not None:
+            return None  # There is nothing left to take part in.
+        return super()._nearby_notice(nonce)
+
+    def _learners_here(self) -> int | None:
+        leadership = self.machine.leadership
+        return sum(1 for _ in leadership.members.live()) if leadership is not None else None
+
     def _greet(self) -> None:
         if self.machine.state.ended is not None:
             self.ended_s = time.monotonic()
@@ -293,7 +303,8 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         }[self.machine.setup.charter.admission]
         link = self.join_link()
         print(f"\n{whom}:\n\n    shoal join '{link}'\n{qr_code.beside(link)}", flush=True)
-        sys.stdout.flush()
+        if self.options.network.nearby is not False:
+            print(f"On the same network:\n\n    {nearby_command(self.project.id)}\n", flush=True)
 
     # What the machine asks for.
 

@@ -27,6 +27,7 @@ from host.files.home import DEFAULT_INSTANCE, VoterRole
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject, newest_of, read_signed
 from host.nat.peer_file import peer_file
+from host.nearby.answering import NearbyAnswerer, addresses_to_tell
 from host.network.foreign_errors import TransportState
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.options import SyncerOptions, WitnessOptions
@@ -39,6 +40,7 @@ from protocol import wire
 from protocol.errors import RemoteError, TransientError, UserError
 from protocol.machine import Effect, Job, JobResult, StopAsked
 from protocol.messages import Envelope
+from protocol.peers.nearby import NearbyNotice, task_of
 from protocol.status import SyncerStatus, WitnessStatus
 from protocol.trace import Fact
 from syncer_node.machine.jobs import Keep, KeepCharter
@@ -101,6 +103,35 @@ class VoterDaemon(ABC, Generic[Options]):
             follows=lambda: raft.leader is not None,
         )
 
+    def _answers_nearby(self) -> tuple[Work, ...]:
+        """Answers to `shoal join --nearby`, unless this machine's owner does not want that."""
+        options = self.options
+        if options.network.nearby is False:
+            return ()
+        answerer = NearbyAnswerer(
+            self.project.id, self.identity, options.listen_host, self._nearby_notice
+        )
+        return (answerer.run,)
+
+    def _nearby_notice(self, nonce: bytes) -> NearbyNotice | None:
+        genesis = self.project.genesis
+        return NearbyNotice(
+            nonce,
+            len(self.project.genesis_bytes),
+            genesis.name,
+            addresses_to_tell(self.transport.addresses()),
+            self.transport.port,
+            self.role,
+            task_of(genesis),
+            sum(tensor.numel for tensor in genesis.model.tensors),
+            self._learners_here(),
+            self._raft.context.newest_charter.admission,
+        )
+
+    def _learners_here(self) -> int | None:
+        """How many take part now; None where this host does not know."""
+        return None
+
     # What a role does by itself.
 
     async def run_job(self, job: Job) -> JobResult:
@@ -155,7 +186,9 @@ class VoterDaemon(ABC, Generic[Options]):
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
         self._greet()
         try:
-            async with background(*self._works(), self.partition_monitor.run):
+            async with background(
+                *self._works(), *self._answers_nearby(), self.partition_monitor.run
+            ):
                 stop = await self.driver.run()
         finally:
             with tidying("the control socket"):

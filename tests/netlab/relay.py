@@ -83,22 +83,25 @@ class Relay:
                     return
 
     def _take_in(self, tun: int) -> None:
-        paths, waiting = self._paths[tun], self._waiting
+        paths = self._paths[tun]
         with contextlib.suppress(BlockingIOError):
             for _ in range(BURST_PACKETS):
                 packet = os.read(tun, PACKET_BYTES_MAX)
-                path = paths.get(packet[16:20])
-                if path is None:
-                    continue  # Multicast, or somebody who does not exist.
-                if path.out in self._behind_nat and begins_tcp(packet):
-                    path.shaper.counts.refused += 1
-                    continue
-                now_s = time.monotonic()
-                at_s = path.shaper.admit(len(packet), now_s)
-                if at_s is None:
-                    continue
-                self._number += 1
-                heapq.heappush(waiting, (at_s, self._number, path, packet))
+                if is_for_everybody(packet):
+                    for path in paths.values():
+                        self._admit(packet, path)
+                elif (path := paths.get(packet[16:20])) is not None:
+                    self._admit(packet, path)
+
+    def _admit(self, packet: bytes, path: Path) -> None:
+        """Queues a packet, if its link takes it."""
+        if path.out in self._behind_nat and begins_tcp(packet):
+            path.shaper.counts.refused += 1
+            return
+        at_s = path.shaper.admit(len(packet), time.monotonic())
+        if at_s is not None:
+            self._number += 1
+            heapq.heappush(self._waiting, (at_s, self._number, path, packet))
 
     def _deliver(self) -> float | None:
         """Hands over what is due; seconds until the next packet is."""
@@ -131,6 +134,11 @@ class Relay:
             answer = dataclasses.asdict(self._by_names[sender, receiver].shaper.counts)
         self._control.send(json.dumps(answer).encode())
         return True
+
+
+def is_for_everybody(packet: bytes) -> bool:
+    """Whether it is an IPv4 packet to a group: on a local network everybody gets it."""
+    return packet[:1] >= b"\x40" and packet[:1] < b"\x50" and 224 <= packet[16] <= 239
 
 
 def main(arguments: list[str]) -> None:

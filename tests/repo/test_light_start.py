@@ -30,6 +30,7 @@ STATUS_OURS = {
     "host.files": "home local_settings",
     "host.runtime": "kernel_cache log_lines software",
     "protocol": "decoders errors limits standing status",
+    "protocol.peers": "code_words project_code",
     "shoal": "__main__",
     "shoal.cli": "app",
     "shoal.common": "choices daemons exit_codes extras failures verdicts versions writing",

@@ -54,6 +54,8 @@ from protocol.numerics import chunks
 from protocol.numerics.codecs import CODE_BITS, check, code_planes, decode, decode_range, encode
 from protocol.numerics.outer import digest
 from protocol.numerics.versions import certified_version
+from protocol.peers import nearby
+from protocol.peers.project_code import code_of, read_code
 from protocol.project import Charter, Genesis, PublishedSpec, TensorSpec, project_id
 from protocol.project import encode as encode_document
 from protocol.shards import ShardManifest, ShardTable
@@ -387,7 +389,35 @@ CHATS = (
 )
 """As a tokenizer's settings say how a chat is written."""
 
+NONCE = bytes(range(16))
+
+
+def nearby_answers() -> Samples:
+    """Answers to our question, each signed."""
+    return values_of(nearby.NearbyNotice).map(
+        lambda notice: nearby.answer(
+            PEER,
+            msgspec.structs.replace(
+                notice, nonce=NONCE, addresses=(), name=notice.name[:16] or "name"
+            ),
+            identity(),
+        )
+    )
+
+
 DECODERS: dict[str, Decoder] = {
+    "nearby-question": Decoder(
+        nearby.read_question,
+        st.binary(min_size=16, max_size=16).map(nearby.question),
+    ),
+    "nearby-answer": Decoder(
+        lambda content: nearby.read_answer(content, NONCE, verify_ed25519), nearby_answers()
+    ),
+    "project-code": Decoder(
+        as_text(read_code),
+        st.binary(min_size=32, max_size=32).map(lambda project: code_of(project).encode()),
+        (UserError,),
+    ),
     "message": Decoder(wire.decode_message, messages.map(wire.encode)),
     "record": struct(Record),
     "certified-record": struct(CertifiedRecord),

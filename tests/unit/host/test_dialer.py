@@ -75,6 +75,17 @@ def test_many_hosts_are_tried_in_turns():
     assert {text for turn in turns for text in turn} == {address(k) for k in range(1, 21)}
 
 
+def test_what_was_found_around_is_tried_in_every_turn():
+    made = greeting(bootstrap=range(1, 21))
+    made.told([address(99), address(200)])
+    for attempt in range(3):
+        turn = tried(made, attempt)
+        assert turn[0] == address(99)
+        assert len(turn) == PEERS_TRIED_MAX
+    made.told([])
+    assert address(99) not in tried(made)
+
+
 def test_connections_of_a_lost_engine_are_tried_too():
     made = greeting(bootstrap=[1])
     made.remember([ConnectedPeer(key(7), (address(7),)), ConnectedPeer(key(8), ("nonsense",))])

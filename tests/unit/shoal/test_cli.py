@@ -103,7 +103,7 @@ def test_the_version_is_one_line_or_a_table(capsys):
         (["join", LINK, "--log-json", "--log-text"], "--log-text is given more than once"),
         (["logs", "--lines", "-1"], "--lines"),
         (["service", "install", "--role", "syncer"], "Name the signed project"),
-        (["join"], "`shoal join` needs LINK: The join link"),
+        (["join"], "Give its join link: shoal join 'shoal:...'"),
         (["join", LINK, "--duty", "0"], "--duty"),
         (["join", LINK, "--threads", "two"], "--threads"),
         (["join", LINK, "--port", "70000"], "--port"),
