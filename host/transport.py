@@ -30,6 +30,7 @@ from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.nat.relay_tls import RelayTlsStream
+from host.nat.router import Router
 from host.network import blobs, dht_records, own_network, round_trips, slots, streams
 from host.network.blobs import BlobLookup, PaceLookup
 from host.network.engine import Engine, IncomingStream, Options
@@ -94,7 +95,7 @@ class Transport:
         on_state: Callable[[TransportState], None],
         announce: Sequence[str] = (),
         listen_host: str = "0.0.0.0",
-        nat_port_map: bool = False,
+        map_port: bool | None = False,
         hints: Sequence[str] = (),
         known: PeerFile | None = None,
         relay_bytes_per_s: int = 0,
@@ -103,7 +104,8 @@ class Transport:
         """`bootstrap`: one of these must answer, or one that is `known` from before. `hints`: may.
 
         `relay_bytes_per_s`: what is carried for others at most; 0 carries nothing. `bulk`: where
-        direct channels are taken.
+        direct channels are taken. `map_port`: the router is asked to forward our ports, once nobody
+        can dial us (None), or also by the engine from the start (True).
         """
         self.key = identity.key
         self.traffic = Traffic()
@@ -113,7 +115,7 @@ class Transport:
         announced = tuple(addresses.check_listen(text) for text in announce)
         self._is_port_asked_for = port != 0
         self._options = Options(
-            identity, listen_host, port, announced, frozenset(topics), nat_port_map
+            identity, listen_host, port, announced, frozenset(topics), map_port is True
         )
         self.dialer = Dialer(self.key, bootstrap, hints, known or PeerFile(), self.live)
         self._on_state = on_state
@@ -128,13 +130,18 @@ class Transport:
         self._stream_server = StreamServer(self.counters, self._is_member)
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
-        reach = Reachability(self, saw, carries=lambda: self.relay.is_offered)
+        reach = Reachability(self, saw, lambda: self.relay.is_offered, self._of_router)
         self.reachability = reach
         self.relay = Relay(
             self, identity, relay_bytes_per_s, own_addresses=lambda: reach.told_addresses()
         )
         self.bulk = self._make_bulk(bulk)
-        self._serving: dict[str, Accept] = {
+        self.router = self._make_router(map_port)
+        self._serving = self._served(bulk)
+        self._expiry_s: dict[str, float] = {}
+
+    def _served(self, bulk: BulkAt) -> dict[str, Accept]:
+        served: dict[str, Accept] = {
             CONTROL_PROTOCOL: self._stream_server.control,
             BLOB_PROTOCOL: self.bulk.accept,
             reachability.PROTOCOL: self.reachability.answer,
@@ -142,8 +149,28 @@ class Transport:
             relay.OFFER_PROTOCOL: self.relay.accept,
         }
         if bulk.is_on:
-            self._serving[channels.PROTOCOL] = self.bulk.channels.answer
-        self._expiry_s: dict[str, float] = {}
+            served[channels.PROTOCOL] = self.bulk.channels.answer
+        return served
+
+    def _make_router(self, map_port: bool | None) -> Router:
+        listens = f"/ip4/{self._options.listen_host}/tcp/1"
+        is_local = addresses.is_loopback(listens) or ":" in self._options.listen_host
+        return Router(
+            is_wanted=map_port is not False and not is_local,
+            is_hidden=lambda: self.reachability.is_hidden,
+            ports=lambda: [port for port in (self.port, self.bulk.channels.port) if port],
+            on_mapped=self._forwarded,
+        )
+
+    def _forwarded(self) -> None:
+        """The router begins to forward, or ends it: others are asked anew to dial us."""
+        channels = self.bulk.channels
+        bulk = self.router.mapping(channels.port)
+        channels.port_outside = bulk.outside if bulk is not None else 0
+        self.reachability.machine.moved()
+
+    def _of_router(self) -> str:
+        return self.router.sentence(self.port)
 
     def _make_bulk(self, at: BulkAt) -> Bulk:
         return Bulk(
@@ -203,6 +230,7 @@ class Transport:
         await self.dialer.known.save(is_last=True)
         self._is_closed = True
         self._down_reason = "this host is shutting down"
+        await self.router.close()
         await self.bulk.channels.close()
         for running in (engine, self._booting):
             if running is not None:
@@ -295,6 +323,7 @@ class Transport:
         looking = [
             asyncio.create_task(self.dialer.run(), name="greeting"),
             asyncio.create_task(self.reachability.run(), name="reach"),
+            asyncio.create_task(self.router.run(), name="router"),
         ]
         try:
             reason = await engine.watch()
@@ -500,6 +529,10 @@ class Transport:
         if announced := self._options.announce:
             return [f"{text}/p2p/{keystore.peer_id(self.key)}" for text in announced]
         listening = self._engine.listening if self._engine is not None else []
+        forwarded = self.router.mapping(self.port)
+        if forwarded is not None and forwarded.ip:
+            place = f"/ip4/{forwarded.ip}/tcp/{forwarded.outside}"
+            listening = [f"{place}/p2p/{keystore.peer_id(self.key)}", *listening]
         reachable = [text for text in listening if not addresses.is_loopback(text)]
         return reachable or list(listening)
 
@@ -514,6 +547,9 @@ class Transport:
     @property
     def port_outside(self) -> int:
         """The port that others dial: an announced one, one that a router forwards, or ours."""
+        forwarded = self.router.mapping(self.port)
+        if forwarded is not None:
+            return forwarded.outside
         listening = self._engine.listening if self._engine is not None else ()
         for text in (*self._options.announce, *filter(addresses.is_public, listening)):
             return int(text.partition("/p2p/")[0].rpartition("/")[2])

@@ -103,6 +103,9 @@ class Channels:
 
     # Life
 
+    port_outside: int = 0
+    """Where others reach it, if a router forwards another port; 0: it does not."""
+
     @property
     def port(self) -> int:
         """Where direct connections are taken; 0: nowhere."""
@@ -219,7 +222,9 @@ class Channels:
         else:
             handshake.check(theirs, wire.peer)
             self._tls.trust(theirs.certificate)
-            await handshake.write_offer(wire, Offer(OFFER, self.port, self._tls.certificate))
+            await handshake.write_offer(
+                wire, Offer(OFFER, self.port_outside or self.port, self._tls.certificate)
+            )
             wish = await wire.read_exactly(1, timeout_s=ASK_S)
             if wish[0] == DIAL_BACK and theirs.port:
                 is_reached = await self._reach(wire.peer, theirs.port) == ""
@@ -250,7 +255,9 @@ class Channels:
         assert self._tls is not None, "asked only where direct connections are wanted"
         wire = await self._dial_stream(peer, PROTOCOL)
         try:
-            await handshake.write_offer(wire, Offer(OFFER, self.port, self._tls.certificate))
+            await handshake.write_offer(
+                wire, Offer(OFFER, self.port_outside or self.port, self._tls.certificate)
+            )
             theirs = await handshake.read_offer(wire)
             if theirs.status != OFFER:
                 return "the other host has direct channels turned off"

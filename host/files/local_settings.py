@@ -127,8 +127,13 @@ class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _about("", "Whole addresses of hosts to find the swarm by, besides those of the link."),
     ] = ()
     map_port: Annotated[
-        bool, _about("", "Ask the router to forward the learner's port (UPnP, NAT-PMP).")
-    ] = False
+        bool | None,
+        _about(
+            "",
+            "Ask the router to forward our ports: empty: once nobody can dial them (PCP, NAT-PMP); "
+            "true: also by UPnP, from the start; false: never.",
+        ),
+    ] = None
     nearby: Annotated[
         bool | None,
         _about(

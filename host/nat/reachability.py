@@ -57,6 +57,8 @@ class Reachability:
     on_addresses: OnAddresses
     carries: Callable[[], bool]
     """Whether this host relays streams of others."""
+    of_router: Callable[[], str] = lambda: ""
+    """What came of asking the router for a port, as a sentence."""
     machine: Reaching = field(default_factory=lambda: Reaching(random.Random().random))
     _said: Reach = "unknown"
     _dialled_s: dict[NodeKey, float] = field(default_factory=dict)
@@ -84,7 +86,10 @@ class Reachability:
 
     @property
     def sentence(self) -> str:
-        """The verdict for people, and what to do about it."""
+        """The verdict for people, what to do about it, and what the router did."""
+        return " ".join(filter(None, (self._words(), self.of_router())))
+
+    def _words(self) -> str:
         could, tried = self.count
         match self.verdict:
             case "unknown":

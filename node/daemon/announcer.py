@@ -42,7 +42,7 @@ def transport_of(
         topics=(leader_discovery.seat_topic(project), leader_discovery.learners_topic(project)),
         on_state=on_state,
         listen_host=options.listen_host,
-        nat_port_map=network.map_port,
+        map_port=network.map_port,
         known=peer_file(options.home, project, "learner", options.instance, own=identity.key),
         relay_bytes_per_s=network.relay_bytes_per_s,
         bulk=options.bulk,

@@ -59,6 +59,7 @@ async def try_out(wish: SwarmWish) -> SwarmAnswer:
             topics=(seat_topic(link.project), learners_topic(link.project)) if link else (),
             on_state=lambda state: None,
             listen_host=wish.listen_host,
+            map_port=wish.map_port,
             bulk=BulkAt(is_on=False),
         )
         try:
@@ -157,11 +158,13 @@ async def _reach(transport: Transport, answer: SwarmAnswer) -> None:
     """Whether others can dial this host, or carry streams to it, once some have tried."""
     for _ in range(int(REACH_S / LOOK_S)):
         answer.reach = transport.reachability.verdict
-        if answer.reach in ("direct", "relayed"):
+        is_asking = transport.router.may_ask and not transport.router.is_settled
+        if answer.reach == "direct" or (answer.reach == "relayed" and not is_asking):
             break
         await asyncio.sleep(LOOK_S)
     answer.could_dial, answer.tried_to_dial = transport.reachability.count
     answer.port = transport.port_outside
+    answer.router = transport.router.sentence(transport.port)
 
 
 def main() -> int:

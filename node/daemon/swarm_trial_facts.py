@@ -12,6 +12,8 @@ class SwarmWish(Struct, kw_only=True):
     """Empty: no swarm, only whether the engine runs."""
     port: int = 0
     listen_host: str = "0.0.0.0"
+    map_port: bool | None = False
+    """As the setting of this name; what a router grants is given back at the end."""
 
 
 class NamedHost(Struct, kw_only=True):
@@ -50,6 +52,8 @@ class SwarmAnswer(Struct, kw_only=True, omit_defaults=True):
     tried_to_dial: int = 0
     port: int = 0
     """The port at which they tried."""
+    router: str = ""
+    """What came of asking the router to forward it, as a sentence."""
 
     @property
     def is_engine_up(self) -> bool:

@@ -116,7 +116,7 @@ def examine(
     swarm = None
     if not is_quick:
         tell("joining the swarm ..." if named.link else "starting the network engine ...")
-        swarm = probes.try_swarm(named.link, port=0)
+        swarm = probes.try_swarm(named.link, port=0, map_port=settings.network.map_port)
     yield diagnosis.engine(swarm)
     yield diagnosis.clock(swarm, *probes.kept_clock())
     yield diagnosis.reach(swarm)

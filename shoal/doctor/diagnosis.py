@@ -186,7 +186,7 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
     return seen.found(
         "care" if how in ("relayed", "outward") or way != "directly" else "good",
         f"{_REACHED.get(how, '')}{max(len(told), 1)} of {len(swarm.hosts)} hosts of the link "
-        f"answer {way}{quick}; {inward}",
+        f"answer {way}{quick}; {inward}{_by_router(swarm.router)}",
         _opening(how, swarm.port),
     )
 
@@ -204,6 +204,11 @@ def _inward(swarm: SwarmAnswer) -> str:
     if outside:
         return f"others can dial {outside[0]} unless a firewall is in between"
     return "this machine has only private addresses, so nobody outside can dial it"
+
+
+def _by_router(sentence: str) -> str:
+    """What came of asking the router, as the end of a sentence."""
+    return f"; {sentence[0].lower()}{sentence[1:].rstrip('.')}" if sentence else ""
 
 
 def _opening(how: str, port: int) -> str:

@@ -101,9 +101,9 @@ def learned(project: Named, swarm: SwarmAnswer | None) -> Named:
     return replace(project, genesis=opened.genesis, charter=opened.charter)
 
 
-def try_swarm(link: str, *, port: int) -> SwarmAnswer:
-    """What the network trial found."""
-    wish = SwarmWish(link=link, port=port)
+def try_swarm(link: str, *, port: int, map_port: bool | None = False) -> SwarmAnswer:
+    """What the network trial found. map_port: as the setting of this name."""
+    wish = SwarmWish(link=link, port=port, map_port=map_port)
     return _trial("node.daemon.swarm_trial", wish, SwarmAnswer, SWARM_S)
 
 

@@ -37,6 +37,7 @@ EXAMPLES: Final = {
     "network.bootstrap": '["/dns4/example.org/tcp/4100/p2p/'
     '12D3KooWCZW8nTcJDJK39j2VsZwfsyhPDe2TucYBWAkz85bG1h6k"]',
     "network.nearby": "true",
+    "network.map_port": "true",
     "when.busy_programs": '["blender", "steam"]',
 }
 """What could stand where the default is nothing."""

@@ -306,6 +306,7 @@ async def _main(
         bulk=options.bulk,
         known=peer_file(options.home, project.id, role, options.instance, own=identity.key),
         relay_bytes_per_s=options.network.relay_bytes_per_s,
+        map_port=options.network.map_port,
         hints=(*options.hints, *options.network.bootstrap, *kept_addresses(store)),
     )
     try:

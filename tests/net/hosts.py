@@ -42,6 +42,7 @@ class Host:
         port: int = 0,
         listen_host: str = "127.0.0.1",
         bulk: BulkAt = BulkAt(),  # noqa: B008  # Frozen.
+        map_port: bool | None = False,
     ) -> None:
         self.states: list[TransportState] = []
         self.changed = asyncio.Event()
@@ -55,6 +56,7 @@ class Host:
             on_state=self._note,
             relay_bytes_per_s=RELAY_BYTES_PER_S,
             bulk=bulk,
+            map_port=map_port,
         )
 
     def _note(self, state: TransportState) -> None:

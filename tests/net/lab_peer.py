@@ -7,7 +7,8 @@ output is `{"key": ..., "addresses": [...]}`. After that, each line of input is 
 and each is answered with one line that repeats its number; questions do not wait for each other:
 
 - `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked;
-- `{"number": 3, "how": KEY}`: `verdict` on this host, its `relays`, and the `path` to that peer;
+- `{"number": 3, "how": KEY}`: `verdict` on this host, its `relays`, `addresses`
+  and ports, and the `path` to that peer;
 - `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
 - `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
@@ -95,6 +96,9 @@ class Peer:
         return {
             "verdict": transport.reachability.verdict,
             "sentence": transport.reachability.sentence,
+            "addresses": transport.addresses(),
+            "port": transport.port,
+            "bulk_port": transport.bulk.channels.port,
             "relays": [relay.hex() for relay in transport.reachability.relays],
             "path": transport.paths().get(key, ""),
             "carried_bytes": transport.relay.carried_bytes,
@@ -122,7 +126,10 @@ class Peer:
 
 
 def main(folder, name, listen_host, *bootstrap):
-    host = Host(Path(folder), name, bootstrap=list(bootstrap), listen_host=listen_host)
+    # Where a test gives the node a router, that is asked to forward.
+    host = Host(
+        Path(folder), name, bootstrap=list(bootstrap), listen_host=listen_host, map_port=None
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(Peer(host).serve())
 

@@ -170,6 +170,12 @@ def test_reach_says_how_and_whether_from_outside(swarm, verdict, words):
     assert (found.verdict, words in found.says) == (verdict, True)
 
 
+def test_reach_says_what_the_router_did():
+    words = "Its router (192.168.1.1) forwards TCP port 4200 (PCP)."
+    found = diagnosis.reach(changed(reached("direct", 3), router=words))
+    assert found.says.endswith("; its router (192.168.1.1) forwards TCP port 4200 (PCP)")
+
+
 @pytest.mark.parametrize(
     ("swarm", "kept", "error_s", "verdict"),
     [
@@ -235,8 +241,8 @@ def trials(monkeypatch) -> dict[str, object]:
     """What the trials answer, and what they were asked."""
     told: dict[str, object] = {"swarm": changed(SWARM, genesis=b""), "training": TRIAL}
 
-    def swarm(link: str, *, port: int) -> object:
-        told["link"] = link
+    def swarm(link: str, *, port: int, map_port: bool | None) -> object:
+        told["link"], told["map_port"] = link, map_port
         return told["swarm"]
 
     def training(wish: object) -> object:
