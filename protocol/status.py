@@ -254,6 +254,8 @@ class ContributorRow(Struct, kw_only=True):
     merged_at_s: float = 0.0
     """When something of it was last merged: Unix seconds; 0 for never."""
     is_here: bool = False
+    first_at_s: float = 0.0
+    """When something of it was first merged: Unix seconds; 0 where nobody knows."""
 
 
 class RoundRow(Struct, kw_only=True):

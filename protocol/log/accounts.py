@@ -76,6 +76,9 @@ class Account(Struct, array_like=True):
     how many hardly counted."""
     novelty: Novelty = UNHEARD
     """What its pushes add to what was merged lately."""
+    first_at_s: float = 0.0
+    """Time of the record of its first merge, by the leader's wall clock, for people; 0 where the
+    log was written by a version that did not count it."""
 
     @property
     def counts(self) -> Counts:
@@ -102,6 +105,8 @@ class Account(Struct, array_like=True):
 
     def merged(self, tokens: int, *, is_clipped: bool, at_s: float) -> None:
         """One push more went into a merge."""
+        if not self.merges:
+            self.first_at_s = at_s
         self.merges += 1
         self.tokens += tokens
         self.clipped += is_clipped

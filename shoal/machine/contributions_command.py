@@ -111,10 +111,17 @@ def _former_words(one: Contribution) -> list[str]:
 @contributions_app.default
 def show(
     *,
+    everybody: Annotated[
+        bool, switch("Everybody who gave, and teams, of the projects that run here.", name="--all")
+    ] = False,
     json: Annotated[bool, switch("Print one JSON list.")] = False,
     home: HomeHere,
 ) -> int:
     """Show what this machine contributed to each project, by its newest receipts."""
+    if everybody:
+        from shoal.machine import leaderboard
+
+        return leaderboard.show(home, as_json=json)
     found: list[Contribution] = []
     is_whole = True
     for path in home.contribution_files():

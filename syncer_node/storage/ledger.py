@@ -70,6 +70,7 @@ def row(key: bytes, account: Account, fragments: int, *, is_here: bool) -> Contr
         refused=dict(account.refused),
         merged_at_s=account.merged_at_s,
         is_here=is_here,
+        first_at_s=account.first_at_s,
     )
 
 

@@ -93,6 +93,18 @@ def rows(ledger):
     return {row["key"]: row for row in ledger["contributors"]}
 
 
+def test_everybody_sees_who_gave_most_also_from_the_disk(seen):
+    end = rows(seen.ledgers["end"])
+    asked = shoal(seen.home, "contributions", "--all", "--json")
+    assert asked.returncode == 0, asked.stderr
+    (board,) = json.loads(asked.stdout)
+    told = {row["key"]: row for row in board["contributors"]}
+    assert told.keys() == {key for key, row in end.items() if row["merges"]}
+    assert sum(round(row["share"] * 10) for row in board["contributors"]) == 1000
+    assert all(0 < row["since_s"] <= row["merged_at_s"] for row in told.values())
+    assert board["told_by"] == "log"
+
+
 def test_a_lie_is_in_the_ledger_with_its_reason_also_after_the_syncer_was_killed(seen):
     assert seen.lie.outcome == "rejected"
     assert f"{CLAIM} tokens in 1 steps" in seen.lie.reason

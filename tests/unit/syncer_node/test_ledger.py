@@ -79,6 +79,19 @@ def test_the_rows_are_the_logs_accounts():
     assert (second.merges, second.fragment_tokens, second.clipped) == (1, 256, 0)
     assert second.refused == {"late: the round is closed": 2, "stale": 1}
     assert second.merged_at_s == 1.7e9
+    assert second.first_at_s == 1.7e9
+
+
+def test_an_account_knows_since_when_it_gives():
+    one = Account()
+    for at_s in (5.0, 7.0, 9.0):
+        one.merged(10, is_clipped=False, at_s=at_s)
+    assert (one.first_at_s, one.merged_at_s) == (5.0, 9.0)
+    of_before = Account(merges=3, tokens=30)
+    of_before.merged(10, is_clipped=False, at_s=9.0)
+    assert of_before.first_at_s == 0.0, "nobody knows"
+    former = msgspec.msgpack.encode(msgspec.msgpack.decode(wire.encode(of_before))[:-1])
+    assert wire.decode(former, Account) == of_before
 
 
 def test_a_status_has_those_that_gave_most_and_whoever_is_here():
