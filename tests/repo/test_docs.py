@@ -169,6 +169,58 @@ def test_dashboard_and_alerts_name_only_metrics_that_daemons_give():
         assert named - given == set(), name
 
 
+LEFT_OUT = {
+    "shoal_committed_tokens_total": "the progress says it",
+    "shoal_duty_ratio": "its owner's choice",
+    "shoal_evaluations_total": "work for others, and no sign of trouble",
+    "shoal_fragments_held": "of a joiner, for minutes",
+    "shoal_goodput_ratio": "the syncer's, of every learner",
+    "shoal_guard_paused_since_timestamp_seconds": "the pause itself is a line",
+    "shoal_guard_went_back_timestamp_seconds": "an alert",
+    "shoal_is_leader": "the time without one",
+    "shoal_is_parked": "held says more",
+    "shoal_lag_versions": "the syncer's, of every learner",
+    "shoal_leader_rtt_seconds": "a property of the line",
+    "shoal_learner_heard_seconds": "the states say who is gone",
+    "shoal_learner_merges_total": "the outcomes",
+    "shoal_local_step_seconds": "tokens per second",
+    "shoal_local_steps_total": "tokens per second",
+    "shoal_log_records": "merges a minute",
+    "shoal_merges_total": "of one daemon's life; the log's are there",
+    "shoal_parameters": "does not change",
+    "shoal_payload_bytes_total": "the network",
+    "shoal_probes_total": "work for others, and no sign of trouble",
+    "shoal_push_bytes_total": "the network",
+    "shoal_pushes_merged_total": "the outcomes",
+    "shoal_pushes_total": "the outcomes",
+    "shoal_rounds_open": "changes by the second",
+    "shoal_token_budget": "does not change",
+    "shoal_tokens_per_second": "the syncer's, of every learner",
+    "shoal_trained_tokens_total": "tokens per second",
+    "shoal_uptime_seconds": "memory and processor begin anew with it",
+    "shoal_work_seconds_total": "the goodput",
+}
+"""Metrics that the dashboard does without, and what tells the same or why nobody needs it."""
+
+
+def test_every_metric_is_on_the_dashboard_or_left_out_for_a_reason():
+    given = set(
+        re.findall(r"^\| `(shoal_[a-z_]+)`", (ROOT / "docs/monitoring.md").read_text(), re.M)
+    )
+    shown = set(re.findall(r"shoal_[a-z_]+", (ROOT / "docs/monitoring/grafana.json").read_text()))
+    assert len(given) > 40
+    assert given - shown - LEFT_OUT.keys() == set(), "new: show it, or say why not"
+    assert LEFT_OUT.keys() & shown == set(), "shown now"
+    assert LEFT_OUT.keys() - given == set(), "gone"
+
+
+def test_what_an_alert_watches_instead_is_an_alert():
+    alerts = (ROOT / "docs/monitoring/alerts.yml").read_text()
+    assert [
+        name for name, why in LEFT_OUT.items() if why == "an alert" and name not in alerts
+    ] == []
+
+
 def test_the_dashboard_is_json_with_a_grid_that_does_not_overlap():
     board = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text())
     taken = [
