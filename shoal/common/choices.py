@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter, validators
 
@@ -25,9 +26,23 @@ def area(name: str) -> App:
     return App(name=name, group_commands=Group.create_default_commands())
 
 
-def option(help: str, validator: validators.Number | None = None) -> Parameter:
-    """An option or argument with a value."""
-    return Parameter(help=help, validator=validator)
+Known = Literal["instances", "projects", "learners", "voters"]
+
+
+def option(
+    help: str, validator: validators.Number | None = None, *, known: Known | None = None
+) -> Parameter:
+    """An option or argument with a value. known: the names that a shell may complete it with."""
+    completer = partial(_known, known) if known is not None else None
+    return Parameter(help=help, validator=validator, completer=completer)
+
+
+def _known(kind: Known, context: object) -> dict[str, str]:
+    """What a shell may complete, of this machine and this moment."""
+    from shoal.common import known_names
+
+    names: dict[str, str] = getattr(known_names, kind)(known_names.here())
+    return names
 
 
 def switch(help: str, *, name: str | list[str] | None = None) -> Parameter:
@@ -44,8 +59,10 @@ HomeHere = Annotated[Home, Parameter(parse=False)]
 CommandCheck = Annotated[Callable[[Sequence[str]], None], Parameter(parse=False)]
 """Raises UserError for words that the command would not understand."""
 
-Instance = Annotated[str, option("Name that tells daemons of one role in one home apart.")]
-OnlyInstance = Annotated[str | None, option("Only daemons with this name.")]
+Instance = Annotated[
+    str, option("Name that tells daemons of one role in one home apart.", known="instances")
+]
+OnlyInstance = Annotated[str | None, option("Only daemons with this name.", known="instances")]
 OnlyRole = Annotated[DaemonRole | None, option("Only daemons of this role.")]
 Port = Annotated[
     int, option("TCP port to listen on; 0 takes any free one.", validators.Number(gte=0, lte=65535))
@@ -105,7 +122,7 @@ TapeMib = Annotated[
         validator=validators.Number(gte=4),
     ),
 ]
-Key = Annotated[str, option("The voter's key; its first 8 digits are enough.")]
+Key = Annotated[str, option("The voter's key; its first 8 digits are enough.", known="voters")]
 WholeKey = Annotated[str, option("The whole key, 64 hex digits.")]
 
 

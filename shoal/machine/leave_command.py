@@ -29,7 +29,7 @@ HAND_IN_S = 90.0
 
 def leave(
     project: Annotated[
-        str | None, option("Name of a project joined here, or how its id begins.")
+        str | None, option("Name of a project joined here, or how its id begins.", known="projects")
     ] = None,
     *,
     purge: Annotated[bool, switch("Also remove its text, tape and logs; never the key.")] = False,

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 def plot(
     project: Annotated[
-        str, option("Name of the project, or the beginning of its ID; needed where several are.")
+        str,
+        option(
+            "Name of the project, or the beginning of its ID; needed where several are.",
+            known="projects",
+        ),
     ] = "",
     *,
     to: Annotated[

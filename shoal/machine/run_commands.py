@@ -20,7 +20,9 @@ from protocol.ids import short
 from shoal.common import choices, daemons, durations, failures, settings_file
 from shoal.common.exit_codes import ExitCode
 
-OnlyLearner = Annotated[str | None, choices.option("Only learners with this name.")]
+OnlyLearner = Annotated[
+    str | None, choices.option("Only learners with this name.", known="instances")
+]
 
 OwnTrainer = Annotated[
     str | None,
@@ -254,7 +256,8 @@ def run(
     project: Annotated[
         str | None,
         choices.option(
-            "Name of a project joined here, or how its id begins; the last one by default."
+            "Name of a project joined here, or how its id begins; the last one by default.",
+            known="projects",
         ),
     ] = None,
     *,

@@ -31,7 +31,11 @@ LINE_CHARS_MAX: Final = 100_000
 
 def try_model(
     project: Annotated[
-        str, option("Name of the project, or the beginning of its ID; needed where several are.")
+        str,
+        option(
+            "Name of the project, or the beginning of its ID; needed where several are.",
+            known="projects",
+        ),
     ] = "",
     *,
     prompt: Annotated[str | None, option("Write this, print what comes back, and end.")] = None,

@@ -17,7 +17,11 @@ from shoal.project.charter_commands import Case
 from shoal.project.learners_here import find_learner, known_learners
 
 Learner = Annotated[
-    str, option("The name that status shows, the first 8 digits of the key, or the whole key.")
+    str,
+    option(
+        "The name that status shows, the first 8 digits of the key, or the whole key.",
+        known="learners",
+    ),
 ]
 
 
