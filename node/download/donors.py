@@ -159,6 +159,11 @@ class Donor:
         """Bytes per second that it sends while it has chunks to send; None while not known."""
         return self._flow.rate(self._flow.silent_s(now_s) if self.chunks else 0.0)
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether its rate is that of its line."""
+        return self._flow.is_sure
+
     def is_silent(self, patience_s: float, now_s: float) -> bool:
         """Whether chunks are asked of it and nothing has come for longer than that."""
         return bool(self.chunks) and self._flow.is_silent(patience_s, now_s)

@@ -337,14 +337,14 @@ class Planner:
         if self._help.is_due(now_s):
             self._help.judge(self._given(now_s, syncer_help.WINDOW_S), now_s)
             return
-        is_fed = self._fed_s is not None
-        if now_s < since_s + (syncer_help.LOOK_S if is_fed else syncer_help.STARVED_S):
+        long_s = syncer_help.patience_s(now_s - since_s, is_fed=self._fed_s is not None)
+        if long_s is None:
             return
         span_s = min(now_s - since_s, WINDOW_S)
         rate = self._given(now_s, span_s).learners / span_s
         assemblies = [want.assembly for want in self._wants.values()]
         left_bytes = sum(one.total_bytes - one.done_bytes for one in assemblies)
-        self._help.consider(rate, left_bytes, now_s)
+        self._help.consider(rate, left_bytes, now_s, long_s)
 
     def _given(self, now_s: float, span_s: float) -> Given:
         learners = {donor.key for donor in self._donors.values() if not donor.is_last_resort}
@@ -447,7 +447,9 @@ class Planner:
         if self._is_stuck(first, donor, now_s):
             return math.inf
         rate = first.rate(now_s)
-        if rate is None or now_s - ask.asked_s <= _patience_s(donor):
+        is_known = first.is_sure and donor.rate(now_s) is not None
+        patience_s = SLOW_S_MIN if is_known else _patience_s(donor)
+        if rate is None or now_s - ask.asked_s <= patience_s:
             return 0.0
         # All that a donor was asked for shares its line.
         left_s = ask.left_bytes * len(first.chunks) / rate

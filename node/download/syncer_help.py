@@ -17,6 +17,10 @@ from protocol.backoff import Backoff
 LOOK_S: Final = 1.0
 """Learners are judged so long after the first bytes of one: lines are only about to open up."""
 
+HOPELESS_LOOK_S: Final = 0.4
+HOPELESS_S: Final = 60.0
+"""Learners that would need so long are judged earlier: no line opens up that far."""
+
 STARVED_S: Final = 5.0
 """Learners of which nothing comes, as those that are busy, are waited for so long."""
 
@@ -34,6 +38,16 @@ HELP_S: Final = 30.0
 
 TRY_AGAIN: Final = Backoff((15.0, 30.0, 60.0, 120.0, 300.0))
 """Rests after tries by which hardly more came."""
+
+
+def patience_s(waited_s: float, *, is_fed: bool) -> float | None:
+    """Learners that need longer than this are helped, once it is known for so long how fast they
+    are, or that nothing comes; None: it is too early to tell."""
+    if not is_fed:
+        return LONG_S if waited_s >= STARVED_S else None
+    if waited_s >= LOOK_S:
+        return LONG_S
+    return HOPELESS_S if waited_s >= HOPELESS_LOOK_S else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Help:
         self._rest_until_s = now_s + TRY_AGAIN.pause_s(self._failures)
         self._failures += 1
 
-    def consider(self, rate: float, left_bytes: int, now_s: float) -> None:
-        """Begins a try if learners need long; rate: bytes per second of all of them together."""
-        if now_s >= self._rest_until_s and left_bytes > rate * LONG_S:
+    def consider(self, rate: float, left_bytes: int, now_s: float, long_s: float = LONG_S) -> None:
+        """Begins a try if learners need longer than that; rate: bytes per second of all of them."""
+        if now_s >= self._rest_until_s and left_bytes > rate * long_s:
             self.until_s, self._before = now_s + TRY_S, rate

@@ -309,6 +309,35 @@ def test_a_newcomer_is_not_hostage_to_learners_on_slow_lines(count, monkeypatch)
     assert needs_s(donors(count, *states, bytes_per_s=4000)) < 1.2 * needs_s([])
 
 
+@pytest.mark.parametrize("chunks", [6, 10])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_donor_at_50_kilobytes_a_second_costs_little_beside_a_syncer_at_100_megabits(
+    count, chunks, monkeypatch
+):
+    """Weights of 25 and 42 MB in chunks of a mebibyte: at most 1.3 times as long."""
+    monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(donors_module, "FIRST_BYTES", 3 << 20)
+    states = [a_state(at, chunks=chunks // 2) for at in range(8)]
+
+    def needs_s(team, seed=0):
+        net = FakeNet(team, a_syncer(*states, bytes_per_s=100e6 / 8), seed=seed)
+        for at, state in enumerate(states):
+            net.want(at, state)
+        return net.run()
+
+    alone_s = needs_s([])
+    slowest_s = max(needs_s(donors(count, *states, bytes_per_s=50e3), seed) for seed in range(3))
+    assert slowest_s < 1.3 * alone_s
+
+
+def test_learners_are_judged_early_only_where_no_line_opens_up_that_far():
+    times = (0.1, 0.3, 0.5, 0.9, 1.1)
+    fed = [syncer_help.patience_s(waited_s, is_fed=True) for waited_s in times]
+    assert fed == [None, None, syncer_help.HOPELESS_S, syncer_help.HOPELESS_S, syncer_help.LONG_S]
+    starved = [syncer_help.patience_s(waited_s, is_fed=False) for waited_s in (4.9, 5.1)]
+    assert starved == [None, syncer_help.LONG_S]
+
+
 def test_the_syncer_is_left_alone_again_where_it_is_no_faster_than_the_learners():
     state = a_state(9, chunks=500)
     net = FakeNet(donors(3, state, bytes_per_s=2.5e4), a_syncer(state, bytes_per_s=2.5e4))
