@@ -76,6 +76,9 @@ BulkPort = Annotated[
         "free one; off: all goes through --port.",
     ),
 ]
+MONITOR_VARIABLE = "SHOAL_MONITOR"
+"""For a whole environment, as a container's."""
+
 LogJson = Annotated[
     bool | None,
     Parameter(
@@ -89,6 +92,8 @@ MonitorPlace = Annotated[
         name="--monitor",
         help="Port, or ADDRESS:PORT, for /metrics, /healthz and /api/v1/status; a port alone is "
         "for this machine only.",
+        env_var=MONITOR_VARIABLE,
+        show_env_var=True,
     ),
 ]
 PagePlace = Annotated[

@@ -276,7 +276,8 @@ def run(
         print(f"joined earlier: {one.called}; shoal run {one.link.project.hex()[:8]}")
     options: dict[str, Any] = dict(chosen.joined.options)
     options["tape"] = choices.tape_options(str(options.get("tape", "on")), LEARNER_TAPE_MIB_MAX)
-    options["monitor"] = choices.monitor_at(options.get("monitor"))
+    monitor = options.get("monitor") or os.environ.get(choices.MONITOR_VARIABLE)
+    options["monitor"] = choices.monitor_at(monitor)
     flags = {name: options.pop(name) for name in list(options) if "." in name}
     return _join(
         chosen.joined.link, home, instance=instance, flags=flags, log_json=log_json, **options

@@ -49,6 +49,16 @@ def started(home, monkeypatch) -> list:
     return seen
 
 
+def test_a_whole_environment_may_have_a_health_address(started, monkeypatch):
+    assert main(["join", TINY, "--name", "me"]) == 0
+    monkeypatch.setenv("SHOAL_MONITOR", "9464")
+    assert main(["run"]) == 0
+    assert main(["join", TINY, "--name", "me"]) == 0
+    assert main(["join", TINY, "--name", "me", "--monitor", "9000"]) == 0
+    places = [None if one.monitor is None else one.monitor.port for one in started]
+    assert places == [None, 9464, 9464, 9000]
+
+
 def test_run_repeats_the_join_with_its_options(started, tmp_path):
     options = ["--port", "4711", "--device", "cpu", "--no-evaluate", "--data", "text"]
     assert main(["join", TINY, "--name", "me", "--tape", "off", *options]) == 0
