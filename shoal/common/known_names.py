@@ -65,26 +65,30 @@ def projects(home: Home) -> Names:
 
 def learners(home: Home) -> Names:
     """Learners that the syncers of this home know: names that one key alone has, else keys."""
-    keys: dict[str, set[str]] = {}
+    rows: list[tuple[str, str, str]] = []
     for status in _syncers(home):
-        here = [(row.name, row.key) for row in status.peers]
-        for name, key in (*here, *((row.name, row.key) for row in status.contributors)):
-            keys.setdefault(printable(name), set()).add(key)
-    found = {}
-    for name, those in keys.items():
-        if len(those) == 1:
-            found[name] = f"learner {min(those)[:8]}"
-        else:
-            found |= {key[:16]: f"learner {name}" for key in sorted(those)}
-    return _bounded(found)
+        rows += [(row.key, row.name, "learner") for row in status.peers]
+        rows += [(row.key, row.name, "learner") for row in status.contributors]
+    return _told_apart(rows)
 
 
 def voters(home: Home) -> Names:
-    """Voters that the syncers of this home know, by how their keys begin."""
-    found = {}
-    for status in _syncers(home):
-        for row in status.seat.voters if status.seat is not None else ():
-            found[row.key[:16]] = row.role
+    """The same of voters; those without a name by how their keys begin."""
+    seats = [status.seat for status in _syncers(home) if status.seat is not None]
+    return _told_apart([(row.key, row.name, row.role) for seat in seats for row in seat.voters])
+
+
+def _told_apart(rows: Iterable[tuple[str, str, str]]) -> Names:
+    """rows: key, name and role of each."""
+    keys: dict[str, dict[str, str]] = {}
+    for key, name, role in rows:
+        keys.setdefault(printable(name), {})[key] = role
+    found: Names = {}
+    for name, those in keys.items():
+        if name and len(those) == 1:
+            found |= {name: f"{role} {key[:8]}" for key, role in those.items()}
+        else:
+            found |= {key[:16]: f"{role} {name}".strip() for key, role in sorted(those.items())}
     return _bounded(found)
 
 

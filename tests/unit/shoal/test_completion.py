@@ -58,8 +58,11 @@ def home(tmp_path):
 def hosting(home):
     """... and a syncer runs, which knows learners and voters."""
     learners = [gave(1, "ada"), gave(2, "rowers/bob"), gave(3, "twin"), gave(4, "twin")]
-    voter = VoterRow(key="5a" * 32, role="syncer", priority=50)
-    seat = SeatStatus(role="leading", epoch=0, term=1, leader="5a" * 32, voters=[voter])
+    voters = [
+        VoterRow(key="5a" * 32, role="syncer", priority=50),
+        VoterRow(key="5b" * 32, role="witness", priority=0, name="cellar"),
+    ]
+    seat = SeatStatus(role="leading", epoch=0, term=1, leader="5a" * 32, voters=voters)
     status = syncer(contributors=[*learners, gave(5, EVIL)], seat=seat)
     daemon = FakeDaemon(home.socket("syncer"), status)
     yield home
@@ -80,7 +83,7 @@ def test_learners_are_named_where_a_name_is_one_keys_alone(hosting):
     assert {"ada", "rowers/bob", "03" * 8, "04" * 8} < found.keys()
     assert found["03" * 8] == "learner twin"
     assert all(name.isprintable() for name in found)
-    assert known_names.voters(hosting) == {"5a" * 8: "syncer"}
+    assert known_names.voters(hosting) == {"5a" * 8: "syncer", "cellar": "witness 5b5b5b5b"}
 
 
 def test_where_nothing_is_there_is_nothing_to_complete(tmp_path):
