@@ -86,7 +86,8 @@ def _told_apart(rows: Iterable[tuple[str, str, str]]) -> Names:
     found: Names = {}
     for name, those in keys.items():
         if name and len(those) == 1:
-            found |= {name: f"{role} {key[:8]}" for key, role in those.items()}
+            ((key, role),) = those.items()
+            found[name] = f"{role} {key[:8]}"
         else:
             found |= {key[:16]: f"{role} {name}".strip() for key, role in sorted(those.items())}
     return _bounded(found)

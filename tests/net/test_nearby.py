@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import os
+import pty
 import socket
+import sys
 
 import pytest
 
@@ -116,6 +120,25 @@ def test_a_port_is_told_only_where_somebody_listens_on_it(keys):
 
     assert searching.link_to(asyncio.run(look("192.0.2.200"))) is None
     assert searching.link_to(asyncio.run(look("0.0.0.0"))) is not None
+
+
+@pytest.mark.parametrize(("typed", "is_joined"), [("y", True), ("", False), ("no", False)])
+def test_at_a_terminal_one_project_is_asked_about(keys, monkeypatch, typed, is_joined):
+    async def look():
+        async with answering(host(keys[0], PROJECTS[0])):
+            return await asyncio.to_thread(chosen_link, None, listen_host="127.0.0.1")
+
+    keyboard, terminal = pty.openpty()
+    with os.fdopen(terminal, "r+b", buffering=0) as raw, os.fdopen(keyboard, "wb") as typist:
+        typist.write(f"{typed}\n".encode())
+        typist.flush()
+        screen = io.TextIOWrapper(raw, write_through=True)
+        monkeypatch.setattr(sys, "stdin", screen)
+        monkeypatch.setattr(sys, "stdout", screen)
+        link = asyncio.run(look())
+        monkeypatch.undo()
+        screen.detach()
+    assert (link is not None) == is_joined
 
 
 def test_who_does_not_want_it_hears_nothing(keys):
