@@ -217,10 +217,16 @@ class Transport:
                     raise
                 pause_s = START_AGAIN.pause_s(attempt, random.uniform)
                 on_attempt(str(error), pause_s)
-            await asyncio.sleep(pause_s)
             attempt += 1
-            if self.look_around is not None and attempt >= LOOK_AROUND_FROM:
-                self.dialer.told(await self.look_around())
+            await self._rest(pause_s, attempt)
+
+    async def _rest(self, pause_s: float, attempt: int) -> None:
+        """Waits before a try, and looks for more addresses meanwhile."""
+        if self.look_around is None or attempt < LOOK_AROUND_FROM:
+            await asyncio.sleep(pause_s)
+            return
+        found, _ = await asyncio.gather(self.look_around(), asyncio.sleep(pause_s))
+        self.dialer.told(found)
 
     async def close(self) -> None:
         """Leaves the swarm for good; bounded steps, seconds at worst, nothing remains running."""

@@ -123,6 +123,14 @@ def _new(interface: Interface) -> socket.socket:
     return found
 
 
+def is_local(listen_host: str) -> bool:
+    """Whether a daemon that listens there is for this machine alone."""
+    try:
+        return ipaddress.ip_address(listen_host).is_loopback
+    except ValueError:
+        return False  # A name, which whoever binds to it refuses.
+
+
 def host_of(address: Sequence[Any]) -> str:
     """The IP address that a datagram came from, without its zone."""
     return str(address[0]).partition("%")[0]

@@ -69,7 +69,7 @@ async def search(
 
 async def places_of(project: Digest, listen_host: str) -> tuple[str, ...]:
     """Addresses of hosts on this machine's networks that take part in a project."""
-    only_loopback = ipaddress.ip_address(listen_host).is_loopback
+    only_loopback = lan_sockets.is_local(listen_host)
     look = await search(lambda one: one == project, only_loopback=only_loopback)
     link = link_to(look.found[project]) if project in look.found else None
     return link.addresses if link is not None else ()

@@ -37,6 +37,14 @@ def nearby_command(project: bytes) -> str:
     return f"shoal join --nearby {code_of(project)}"
 
 
+def is_code(text: str) -> str | None:
+    """The code that this text is, as `code_of` gives it; None where it is none."""
+    try:
+        return read_code(text)
+    except UserError:
+        return None
+
+
 def read_code(text: str) -> str:
     """A code as people type it, in the form that `code_of` gives.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import sys
 from typing import Final
 
 from host.join_link import format_link
-from host.nearby import searching
+from host.nearby import lan_sockets, searching
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
 from protocol.peers.nearby import NearbyProject, NearbySearch, Task
@@ -40,7 +39,7 @@ def chosen_link(code: str | None, *, listen_host: str) -> str | None:
     look = asyncio.run(
         searching.search(
             None if wanted is None else lambda project: code_of(project) == wanted,
-            only_loopback=ipaddress.ip_address(listen_host).is_loopback,
+            only_loopback=lan_sockets.is_local(listen_host),
         )
     )
     found = list(look)

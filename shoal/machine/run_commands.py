@@ -17,6 +17,7 @@ from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptio
 from protocol import limits
 from protocol.errors import TransientError, UserError
 from protocol.ids import short
+from protocol.peers.project_code import is_code
 from shoal.common import choices, daemons, durations, failures, settings_file
 from shoal.common.exit_codes import ExitCode
 
@@ -179,6 +180,9 @@ def _meant(link: str | None, network: LearnerNetwork) -> str | None:
             "Which project? Give its join link: shoal join 'shoal:...'; or look around on this "
             "network: shoal join --nearby"
         )
+    code = is_code(link)
+    if code is not None:
+        raise UserError(f"This is a code, for the same network: shoal join --nearby {code}")
     return link
 
 

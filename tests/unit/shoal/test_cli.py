@@ -104,6 +104,7 @@ def test_the_version_is_one_line_or_a_table(capsys):
         (["logs", "--lines", "-1"], "--lines"),
         (["service", "install", "--role", "syncer"], "Name the signed project"),
         (["join"], "Give its join link: shoal join 'shoal:...'"),
+        (["join", "Otter Lamp River Stone"], "shoal join --nearby otter-lamp-river-stone"),
         (["join", LINK, "--duty", "0"], "--duty"),
         (["join", LINK, "--threads", "two"], "--threads"),
         (["join", LINK, "--port", "70000"], "--port"),
