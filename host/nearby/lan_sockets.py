@@ -139,6 +139,6 @@ def host_of(address: Sequence[Any]) -> str:
 def multiaddr_of(host: str, port: int) -> str:
     """Where a host listens, as /ip4/A/tcp/P; empty for an address that only one network knows."""
     ip = ipaddress.ip_address(host)
-    if ip.is_link_local:
+    if ip.version == 6 and ip.is_link_local:
         return ""  # It needs a zone, which has no place in addresses of hosts.
     return f"/ip{ip.version}/{ip}/tcp/{port}"
