@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import psutil
+
 from host import addresses
 from host.addresses import PeerAddress
 from host.bulk import channels
@@ -30,7 +32,7 @@ from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.nat.relay_tls import RelayTlsStream
-from host.nat.router import Router
+from host.nat.router import Router, engine_sentence
 from host.network import blobs, dht_records, own_network, round_trips, slots, streams
 from host.network.blobs import BlobLookup, PaceLookup
 from host.network.engine import Engine, IncomingStream, Options
@@ -105,7 +107,7 @@ class Transport:
 
         `relay_bytes_per_s`: what is carried for others at most; 0 carries nothing. `bulk`: where
         direct channels are taken. `map_port`: the router is asked to forward our ports, once nobody
-        can dial us (None), or also by the engine from the start (True).
+        can dial us (None), or by the engine from the start (True).
         """
         self.key = identity.key
         self.traffic = Traffic()
@@ -156,7 +158,7 @@ class Transport:
         listens = f"/ip4/{self._options.listen_host}/tcp/1"
         is_local = addresses.is_loopback(listens) or ":" in self._options.listen_host
         return Router(
-            is_wanted=map_port is not False and not is_local,
+            is_wanted=map_port is None and not is_local,  # Else the engine asks, or nobody.
             is_hidden=lambda: self.reachability.is_hidden,
             ports=lambda: [port for port in (self.port, self.bulk.channels.port) if port],
             on_mapped=self._forwarded,
@@ -170,7 +172,11 @@ class Transport:
         self.reachability.machine.moved()
 
     def _of_router(self) -> str:
-        return self.router.sentence(self.port)
+        engine = self._engine
+        if not self._options.nat_port_map or engine is None:
+            return self.router.sentence(self.port)
+        own = [one.address for those in psutil.net_if_addrs().values() for one in those]
+        return engine_sentence(engine.listening, own)
 
     def _make_bulk(self, at: BulkAt) -> Bulk:
         return Bulk(

@@ -131,7 +131,7 @@ class NetworkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _about(
             "",
             "Ask the router to forward our ports: empty: once nobody can dial them (PCP, NAT-PMP); "
-            "true: also by UPnP, from the start; false: never.",
+            "true: from the start, by the network engine (UPnP, NAT-PMP); false: never.",
         ),
     ] = None
     nearby: Annotated[

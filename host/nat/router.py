@@ -8,11 +8,12 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from host import addresses
 from protocol.peers.port_mapping import ROUTER_PORT, Mapping, PortMapper
 
 ROUTES: Final = Path("/proc/net/route")
@@ -48,6 +49,20 @@ def this_gateway() -> str:
             return default_gateway(file.read(ROUTES_BYTES_MAX))
     except OSError:
         return ""
+
+
+def engine_sentence(listening: Iterable[str], own_ips: Collection[str]) -> str:
+    """What came of the network engine's asking, by where it says that it listens."""
+    for text in listening:
+        if addresses.is_public(text) and addresses.host_in(text) not in own_ips:
+            port = text.partition("/p2p/")[0].rpartition("/")[2]
+            return (
+                f"Its router forwards TCP port {port}, as the network engine asked (UPnP, NAT-PMP)."
+            )
+    return (
+        "The network engine asked its router to forward the port (UPnP, NAT-PMP), and nothing came "
+        "of it so far."
+    )
 
 
 @dataclass(eq=False)

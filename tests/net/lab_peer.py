@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -128,7 +129,11 @@ class Peer:
 def main(folder, name, listen_host, *bootstrap):
     # Where a test gives the node a router, that is asked to forward.
     host = Host(
-        Path(folder), name, bootstrap=list(bootstrap), listen_host=listen_host, map_port=None
+        Path(folder),
+        name,
+        bootstrap=list(bootstrap),
+        listen_host=listen_host,
+        map_port=True if "BY_ENGINE" in os.environ else None,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(Peer(host).serve())

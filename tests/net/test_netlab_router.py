@@ -136,6 +136,19 @@ def test_a_router_that_refuses_is_quoted_and_asked_once(lab, tmp_path):
     assert gateway.rest() == []
 
 
+def test_the_engine_asks_where_that_is_wanted_and_says_so(lab, tmp_path):
+    gateway = Gateway(lab, "nat-pmp", "8.8.8.8")
+    first = Peer(lab, "open", tmp_path)
+    first.wait()
+    ada = Peer(lab, "ada", tmp_path, first.addresses, BY_ENGINE="yes")
+    ada.wait()
+    ours, outside = gateway.next()["forward"]
+    found = until(ada, first, lambda found: "as the network engine asked" in found["sentence"])
+    assert ours == found["port"]
+    assert f"Its router forwards TCP port {outside}, " in found["sentence"]
+    assert all(one["forward"] == [ours, outside] for one in gateway.rest()), "we ask beside it"
+
+
 def test_a_port_outside_is_told_to_others_where_it_differs(lab, tmp_path):
     """Nobody forwards that one here, so nobody is reached by it; but they were told the right."""
     gateway = Gateway(lab, "pcp", "203.0.113.77", "1000")

@@ -17,12 +17,12 @@ START_S = 90.0
 class Peer:
     """A `lab_peer` that runs in a node."""
 
-    def __init__(self, lab, node, folder, bootstrap=()):
+    def __init__(self, lab, node, folder, bootstrap=(), **environment):
         place = (folder, node, lab.address(node))
         self.process = lab.run(
             node,
             [sys.executable, "-m", "tests.net.lab_peer", *place, *bootstrap],
-            env={"PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": str(ROOT), **environment},
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,9 +2,9 @@
 
     python -m tests.support.port_gateway pcp|nat-pmp|refuses EXTERNAL_ADDRESS [PORTS_ABOVE]
 
-It grants every TCP port for 600 s, as the same port or as one that is so much higher, and prints a
-line of JSON for what it does: `{"began": true}`, then `{"forward": [ours, outside]}` or
-`{"ended": ours}`.
+It grants every TCP port for 600 s: by PCP the same port outside, by NAT-PMP the one that is wanted,
+or one that is so much higher. It prints a line of JSON for what it does: `{"began": true}`, then
+`{"forward": [ours, outside]}` or `{"ended": ours}`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def nat_pmp(data, external, above):
         return bytes([0, 0x80 | data[1]]) + big(1, 2) + big(77, 4)  # Unsupported version.
     if data[1] == 0:
         return bytes([0, 0x80]) + big(0, 2) + big(77, 4) + socket.inet_aton(external)
-    ours, life_s = number(data, 4, 2), number(data, 8, 4)
-    outside = ours + above if life_s else 0
+    ours, wanted, life_s = number(data, 4, 2), number(data, 6, 2), number(data, 8, 4)
+    outside = (wanted or ours) + above if life_s else 0
     tell(forward=[ours, outside]) if life_s else tell(ended=ours)
     head = bytes([0, 0x80 | data[1]]) + big(0, 2) + big(77, 4)
     return head + big(ours, 2) + big(outside, 2) + big(LIFE_S if life_s else 0, 4)

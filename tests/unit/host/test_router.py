@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.nat.router import Router, default_gateway
+from host.nat.router import Router, default_gateway, engine_sentence
 from protocol.peers.port_mapping import PortMapper
 from tests.support import port_gateway
 
@@ -31,6 +31,14 @@ def test_without_a_default_route_there_is_none():
     odd = "eth0\t00000000\tZZ\t0003\t0\t0\t0\t00000000\t0\t0\t0\nshort line\n"
     assert default_gateway("") == ""
     assert default_gateway(HEAD + tunnel + odd) == ""
+
+
+def test_what_came_of_the_engines_asking_is_a_sentence():
+    listening = ["/ip4/192.168.1.5/tcp/4200/p2p/x", "/ip4/8.8.8.8/tcp/4777/p2p/x"]
+    own = ["192.168.1.5", "127.0.0.1"]
+    assert "forwards TCP port 4777, as the network engine asked" in engine_sentence(listening, own)
+    assert "nothing came of it" in engine_sentence(listening[:1], own)
+    assert "nothing came of it" in engine_sentence(listening, [*own, "8.8.8.8"]), "its own address"
 
 
 def router(*, is_hidden):
