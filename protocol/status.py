@@ -156,6 +156,8 @@ class NetworkStatus(Struct, kw_only=True):
     """Streams carried for others now."""
     carried_bytes: int = 0
     """What was carried for others since the start."""
+    router: str = ""
+    """What came of asking the router to forward a port, as a sentence; empty where nobody asked."""
 
 
 class EventRow(Struct, kw_only=True):

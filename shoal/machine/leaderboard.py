@@ -18,6 +18,7 @@ from protocol.log.accounts import printable
 from protocol.status import ContributorRow, DaemonStatus, NodeStatus, SyncerStatus
 from shoal.common import daemons, failures, writing
 from shoal.common.exit_codes import ExitCode
+from shoal.page.shares import permille, team_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,9 +33,6 @@ ROWS_MAX: Final = 100
 
 TEAMS_MAX: Final = 1024
 """Of one project; members of further ones count as without a team."""
-
-SHARES: Final = 1000
-"""Shares are told in tenths of a percent, which add up to the whole."""
 
 
 class Place(Struct, kw_only=True):
@@ -90,24 +88,13 @@ class Board(Struct, kw_only=True):
 
 def split_name(name: str) -> tuple[str, str]:
     """Team and name in `team/name`; without a team where either would be empty."""
-    team, slash, rest = name.partition("/")
-    team, rest = team.strip(), rest.strip()
-    return (team, rest) if slash and team and rest else ("", name)
+    team = team_of(name)
+    return (team, name.partition("/")[2].strip()) if team else ("", name)
 
 
 def shares(tokens: Sequence[int]) -> list[float]:
-    """Percents with one decimal that add up to 100 exactly; all zero where nothing was given.
-
-    Largest remainders: each is rounded down, and those that lost most get a tenth more.
-    """
-    whole = sum(tokens)
-    if whole <= 0:
-        return [0.0] * len(tokens)
-    parts = [divmod(count * SHARES, whole) for count in tokens]
-    missing = SHARES - sum(part for part, _ in parts)
-    by_loss = sorted(range(len(parts)), key=lambda at: -parts[at][1])
-    more = set(by_loss[:missing])
-    return [(part + (at in more)) * 100 / SHARES for at, (part, _) in enumerate(parts)]
+    """Percents with one decimal that add up to 100; all zero where nothing was given."""
+    return [part / 10 for part in permille(tokens)]
 
 
 def board(

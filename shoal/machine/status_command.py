@@ -50,19 +50,21 @@ def status(
         said = _words(statuses, silent)
         console.print(render(statuses, width=console.width, verdicts=said))
         print("".join(f"\nothers join with:\n{line}\n" for line in invitations(statuses)), end="")
-        print(_nearby(statuses), end="")
+        print(_below(statuses), end="")
     for line in silent:
         failures.complain(line)
     return ExitCode.DONE if statuses else ExitCode.NOT_REACHABLE
 
 
-def _nearby(statuses: list[DaemonStatus]) -> str:
-    """The codes of what runs here, which others compare with what they find on this network."""
+def _below(statuses: list[DaemonStatus]) -> str:
+    """The codes of what runs here, which others compare with what they find on this network, and
+    what routers did."""
     from tui.text.fmt import clean
 
     projects = {bytes.fromhex(one.project.id): clean(one.project.name) for one in statuses}
     lines = [f"\nthe code of {name}: {code_of(key)}\n" for key, name in projects.items()]
-    return "".join(lines)
+    routers = dict.fromkeys(one.network.router for one in statuses if one.network.router)
+    return "".join([*lines, *(f"\n{clean(words, 400)}\n" for words in routers)])
 
 
 def of_syncers(

@@ -509,7 +509,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         shown.pid = 0
         shown.checkpoint_dir = ""
         shown.network.addresses, shown.network.bulk, shown.network.bulk_port = [], [], 0
-        shown.network.reach_detail = ""
+        shown.network.reach_detail = shown.network.router = ""
         shown.peers_unnamed = max(0, len(shown.peers) - most)
         if shown.peers_unnamed:
             shown.peers.sort(key=lambda row: row.state in ("left", "gone"))
