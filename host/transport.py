@@ -132,7 +132,7 @@ class Transport:
         self._stream_server = StreamServer(self.counters, self._is_member)
         self.faults = self._stream_server.faults
         saw = self.dialer.known.saw
-        reach = Reachability(self, saw, lambda: self.relay.is_offered, self.of_router)
+        reach = Reachability(self, saw, lambda: self.relay.is_offered, self._of_router)
         self.reachability = reach
         self.relay = Relay(
             self, identity, relay_bytes_per_s, own_addresses=lambda: reach.told_addresses()
@@ -171,7 +171,7 @@ class Transport:
         channels.port_outside = bulk.outside if bulk is not None else 0
         self.reachability.machine.moved()
 
-    def of_router(self) -> str:
+    def _of_router(self) -> str:
         """What came of asking the router to forward our port; empty where nobody asked."""
         engine = self._engine
         if not self._options.nat_port_map or engine is None:

@@ -171,7 +171,7 @@ def network_status(transport: Transport, split: str = "") -> NetworkStatus:
         split=split,
         carrying=transport.relay.open,
         carried_bytes=transport.relay.carried_bytes,
-        router=transport.of_router(),
+        router=transport.reachability.of_router(),
     )
 
 
