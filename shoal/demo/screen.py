@@ -14,7 +14,7 @@ from tui.text import fmt
 from tui.views.demo import DemoNow, line, render
 
 LINE_EVERY_S = 5.0
-FRAME_EVERY_S = 0.2
+FRAME_EVERY_S = 0.3
 """Often enough for what travels to be seen travelling."""
 
 PLAIN_COLUMNS = 100
