@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,16 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def _the_logger_stays_as_it_was():
+    """A daemon that a test starts in this process sets Shoal's logger up for itself."""
+    logger = logging.getLogger("shoal")
+    former = (logger.propagate, logger.level, logger.disabled)
+    yield
+    logger.propagate, logger.level, logger.disabled = former
+
 
 LONG_FIRST = ("tests/net/", "tests/sim/", "tests/property/", "tests/tui/", "tests/repo/")
 

@@ -59,10 +59,19 @@ async def fetch(url: str, method: str = "GET", **headers: str) -> tuple[int, byt
 
 def page_process(swarm) -> psutil.Process:
     """The one that serves the page."""
-    parent = psutil.Process(swarm.running["syncer"].pid)
-    found = [one for one in parent.children() if "shoal.page.process" in one.cmdline()]
+    found = page_processes(swarm.running["syncer"].pid)
     assert len(found) == 1
     return found[0]
+
+
+def page_processes(syncer) -> list[psutil.Process]:
+    """Children of a syncer that serve the page; one that has just died is none."""
+    found = []
+    for one in psutil.Process(syncer).children():
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if "shoal.page.process" in one.cmdline():
+                found.append(one)
+    return found
 
 
 def test_a_stranger_sees_how_the_run_is_and_how_to_join(swarm, url):
@@ -210,10 +219,7 @@ def test_a_page_that_is_killed_comes_back_and_ends_with_its_syncer(swarm, url):
     former.send_signal(signal.SIGKILL)
 
     def again():
-        return any(
-            "shoal.page.process" in one.cmdline() and one.pid != former.pid
-            for one in psutil.Process(syncer).children()
-        )
+        return any(one.pid != former.pid for one in page_processes(syncer))
 
     swarm.until(again, "another page process")
     assert fetched(f"{url}/page.json")[0] == 200
