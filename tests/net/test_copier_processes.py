@@ -78,7 +78,13 @@ def test_it_is_suspended_and_nobody_else(swarm):
     seen = swarm.until(suspended, "the copier suspended")
     row = rows(seen)[COPIER]
     assert seen.sentence.startswith(f"Suspended: {COPIER} ({row.key[:8]}), because ")
-    (last,) = [one for one in swarm.bodies(swarm.syncers[0], PushProbed) if one.suspends]
+
+    def recorded():
+        found = swarm.bodies(swarm.syncers[0], PushProbed)
+        return [one for one in found if one.suspends]
+
+    # A certificate reaches the disk a moment after the leader acts on what it certifies.
+    (last,) = swarm.until(recorded, "the suspension on the leader's disk")
     assert last.learner == bytes.fromhex(row.key)
     assert f"Suspended: {COPIER}" in swarm.run("status")
     assert not any(rows(seen)[name].standing == "suspended" for name in HONEST)
