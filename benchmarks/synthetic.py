@@ -256,6 +256,7 @@ class Learner:
                     step_s=step_s,
                     work_s=clock.work_s,
                     alive_s=alive_s,
+                    busy_s=clock.work_s,
                     cursor=clock.cursor,
                 )
             )

@@ -141,6 +141,9 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
     """Its text is not the one that the project was signed with: nobody can check what it learns."""
     unfit: Unfit = ""
     """Why its trainer does not start, where trying again would not help; empty if it does."""
+    busy_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    """Seconds in which its device computed local steps: `work_s` without the rests of a throttled
+    one. 0 from those that do not tell."""
 
 
 class Push(Struct, frozen=True, array_like=True, tag="push"):

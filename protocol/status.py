@@ -236,6 +236,9 @@ class PeerRow(Struct, kw_only=True):
     """Why it is suspended; empty if it is not."""
     taken_back: int = 0
     """Tokens of its key that were merged and are no progress of the run."""
+    load: float | None = None
+    """Share of the last half minute in which its device computed local steps, from 0 to 1; None
+    where it does not tell, or has not trained for long enough."""
 
 
 class ContributorRow(Struct, kw_only=True):

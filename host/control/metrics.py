@@ -90,6 +90,7 @@ OF_LEARNERS: Final = {
     "lag": ("learner_lag_versions", "Versions that its oldest fragment is behind."),
     "heard_s": ("learner_heard_seconds", "Since it was last heard."),
     "goodput": ("learner_goodput_ratio", "Its time in local steps divided by its time alive."),
+    "load": ("learner_device_load_ratio", "Share of the last half minute in which it computed."),
 }
 LEARNER_STATES: Final = (*get_args(LearnerState), "adrift", "ended")
 

@@ -457,6 +457,8 @@ class Stepped:
     alive_s: float
     """Seconds since the trainer could first have stepped, less evaluation."""
     cursor: Cursor
+    busy_s: float = 0.0
+    """Seconds of `work_s` in which the device computed: all but the rests of a throttled one."""
 
 
 @dataclass(frozen=True, slots=True)

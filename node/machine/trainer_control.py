@@ -570,6 +570,7 @@ class TrainerControl:
             cursor=stepped.cursor if stepped else Cursor(0, 0),
             work_s=stepped.work_s if stepped else 0.0,
             alive_s=stepped.alive_s if stepped else 0.0,
+            busy_s=stepped.busy_s if stepped else 0.0,
             has_other_text=self._has_other_text,
             unfit=self.unfit,
         )

@@ -638,6 +638,7 @@ class TrainerPort:
         self.tape.stepped(event.local_step, event.progress)
         # A throttled device is a slower device: the sleep that belongs to a step counts as step.
         self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
+        self.clock.busy_s += event.work_s
         is_finite = abs(event.loss) < 1e300
         self.note(
             jobs.Stepped(
@@ -648,6 +649,7 @@ class TrainerPort:
                 work_s=self.clock.work_s,
                 alive_s=max(self.clock.alive_s(), self.clock.work_s),
                 cursor=Cursor(event.position, event.sequence),
+                busy_s=self.clock.busy_s,
             )
         )
 

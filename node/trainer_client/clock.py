@@ -1,4 +1,4 @@
-"""Seconds of a trainer's life, for its goodput."""
+"""Seconds of a trainer's life, for its goodput and for the load of its device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds of one trainer's life, for its goodput."""
+    """Seconds of one trainer's life, for its goodput and for the load of its device."""
 
     begun_s: float = 0.0
     work_s: float = 0.0
+    """In local steps, with the rests of a throttled one."""
+    busy_s: float = 0.0
+    """In local steps, without them."""
     evaluating_s: float = 0.0
     paused_s: float = 0.0
     _pause_s: float | None = None

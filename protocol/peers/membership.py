@@ -27,6 +27,9 @@ MISS_PAUSE_S = 30.0
 
 MISS_DOUBLINGS_MAX = 5
 
+LOAD_OVER_S, LOAD_EVERY_S = 30.0, 5.0
+"""How long the load of a device is looked at for, and how often."""
+
 IDLE_STEPS = 3.0
 """Local steps that may fail to come before a learner counts as slower than it was."""
 
@@ -85,6 +88,8 @@ class Session:
     """Others measured that its pushes are not trained: it is here, and takes no part."""
     faults: dict[str, int] = field(default_factory=dict)
     """Messages of it that were refused, by reason."""
+    busy: list[tuple[float, float]] = field(default_factory=list)
+    """When it was heard lately, and the seconds that its device had computed by then."""
     key: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +125,7 @@ class Session:
         """Take a heartbeat, and measure how fast this learner steps."""
         former = self.beat
         self.beat = beat
+        self._keep_busy(beat.busy_s, now_s)
         if self.training_s is None and beat.state == "training":
             self.training_s = now_s
         self.is_news = former is None or (
@@ -134,6 +140,23 @@ class Session:
             weight = RATE_FACTOR if self.rate_per_s else 1.0
             self.rate_per_s += weight * (seen - self.rate_per_s)
             self.stepped_s, self.stride = now_s, done
+
+    def _keep_busy(self, busy_s: float, now_s: float) -> None:
+        """What the load of the device is told from, and no more."""
+        if self.busy and busy_s < self.busy[-1][1]:
+            self.busy.clear()  # A new trainer counts from 0.
+        if not self.busy or now_s - self.busy[-1][0] >= LOAD_EVERY_S:
+            self.busy.append((now_s, busy_s))
+            while len(self.busy) > 1 and now_s - self.busy[1][0] >= LOAD_OVER_S:
+                del self.busy[0]
+
+    @property
+    def load(self) -> float | None:
+        """Share of the last half minute in which its device computed; None before that is known."""
+        if self.beat is None or not self.beat.busy_s or len(self.busy) < 2:
+            return None
+        (since_s, before_s), (until_s, after_s) = self.busy[0], self.busy[-1]
+        return min(1.0, (after_s - before_s) / (until_s - since_s))
 
     def steps_per_s(self, now_s: float) -> float:
         """The measured rate, falling while no local step is seen: a hung one holds up nobody."""

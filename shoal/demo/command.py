@@ -28,7 +28,7 @@ from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
 from shoal.demo import report as reports
-from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS
+from shoal.demo.project import CAST, HELDOUT_SEQUENCES, NAME, SETTINGS, VOTERS
 from shoal.demo.screen import Screen
 from shoal.demo.swarm import DemoSwarm
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
@@ -112,21 +112,19 @@ class Demo:
     def play(self) -> reports.Report:
         """Everything, in order. SwarmFailed if something fails on the way."""
         self._prepare()
-        self._swarm.start_first("--exit-when-done")
-        for learner in CAST:
-            self._swarm.join(learner)
+        self._swarm.open()
         self._swarm.train()
         scored = self._export_and_score()
         alone = self._train_alone()
-        syncer = self._swarm.host
-        assert syncer is not None
-        if not syncer.swarm.curve:
+        leaders = list(self._swarm.leaders.values())
+        if not leaders or not leaders[-1].swarm.curve:
             raise SwarmFailed("No held-out loss was measured during the run.")
         return reports.make_report(
             reports.Evidence(
-                syncer=syncer,
+                leaders=leaders,
                 learners={one.name: self._swarm.nodes[one.name] for one in CAST},
                 comeback=self._swarm.comeback,
+                succession=self._swarm.succession,
                 scored=scored,
                 alone=alone,
                 wall_s=self._screen.elapsed_s,
@@ -139,9 +137,10 @@ class Demo:
     def _prepare(self) -> None:
         name = f"{NAME}.toml"
         self._shoal("project create", "project", "create", name, "--name", NAME)
-        self._swarm.write_project(NAME, SETTINGS)
+        self._swarm.write_project(NAME, SETTINGS, VOTERS)
         changed = ", ".join(f"{key} = {value}" for key, value in SETTINGS.items())
-        self._screen.tell(f"edited {name}: {changed}")
+        voters = ", ".join(f"{name} ({role})" for name, role in VOTERS.items())
+        self._screen.tell(f"edited {name}: {changed}; voters: {voters}")
         self._shoal("project sign", "project", "sign", name)
         signed = read_signed(self._swarm.signed)
         (self._swarm.folder / "genesis").write_bytes(signed.genesis_bytes)
@@ -149,7 +148,8 @@ class Demo:
 
     def _export_and_score(self) -> reports.Scored:
         """The held-out loss of the model as others get it."""
-        self._shoal("export", "export", "--to", "model")
+        last = list(self._swarm.leaders)[-1]
+        self._shoal("export", "export", "--to", "model", "--instance", last)
         arguments = ["--genesis", "genesis", "--model", "model", "--json", "score.json"]
         arguments += ["--data-cache", str(self._swarm.home.data_cache())]
         arguments += ["--sequences", str(HELDOUT_SEQUENCES), "--threads", str(ALONE_THREADS)]

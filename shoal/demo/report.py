@@ -46,13 +46,32 @@ class Comeback:
 
 
 @dataclass(slots=True)
+class Succession:
+    """The leader that was killed, and who came after it."""
+
+    leader: str
+    at_progress: float
+    merges_told: int
+    """What the leader said last: as many merges must be known to whoever follows."""
+    follower: str | None = None
+    elected_s: float | None = None
+    """Seconds from the kill until another one led; None if nobody did."""
+    merges_kept: int = 0
+    """Merges in the log of the follower as it began to lead."""
+    merged_again_s: float | None = None
+    """Seconds from the kill until it had merged."""
+
+
+@dataclass(slots=True)
 class Evidence:
     """Everything that a report is made from."""
 
-    syncer: SyncerStatus
+    leaders: Sequence[SyncerStatus]
+    """The last status of each syncer that led, in the order in which they did."""
     learners: Mapping[str, NodeStatus]
     """The last status of the newest life of each learner."""
     comeback: Comeback | None
+    succession: Succession | None
     scored: Scored
     alone: Alone
     wall_s: float
@@ -98,6 +117,13 @@ class Report(Struct, kw_only=True):
     weights_from_peers: int
     weights_from_syncer: int
     weights_held: int
+    leader_killed: str
+    leader_killed_at_progress: float | None
+    elected: str
+    elected_s: float | None
+    merges_told: int
+    merges_kept: int
+    merged_again_after_election_s: float | None
     left_behind: list[str]
     memory_peak_mib: int
     sample: str
@@ -133,7 +159,7 @@ def has_rejoined(comeback: Comeback | None, now: NodeStatus | None) -> bool:
 
 def make_report(found: Evidence) -> Report:
     """The report of a demo that came to its end."""
-    syncer, comeback = found.syncer, found.comeback
+    syncer, comeback, change = found.leaders[-1], found.comeback, found.succession
     steps = local_steps(found.learners, comeback)
     name, _ = busiest(steps)
     back = found.learners.get(comeback.name) if comeback is not None else None
@@ -148,9 +174,9 @@ def make_report(found: Evidence) -> Report:
         eval_loss_alone=found.alone.eval_loss,
         merges=syncer.swarm.global_step,
         participants_mean=syncer.participants_mean,
-        effective_h=syncer.effective_h,
-        bytes_up_per_param=syncer.push_bytes / max(1, syncer.push_params),
-        bytes_down_per_param=syncer.payload_bytes / max(1, syncer.payload_params),
+        effective_h=_effective_h(found.leaders),
+        bytes_up_per_param=_ratio(found.leaders, "push_bytes", "push_params"),
+        bytes_down_per_param=_ratio(found.leaders, "payload_bytes", "payload_params"),
         goodput={one: status.goodput or 0.0 for one, status in found.learners.items()},
         wall_s=round(found.wall_s, 1),
         killed_and_rejoined=has_rejoined(comeback, back),
@@ -175,10 +201,30 @@ def make_report(found: Evidence) -> Report:
         weights_from_peers=second.weights_from_peers if second is not None else 0,
         weights_from_syncer=second.weights_from_syncer if second is not None else 0,
         weights_held=second.weights_held if second is not None else 0,
+        leader_killed=change.leader if change is not None else "",
+        leader_killed_at_progress=change.at_progress if change is not None else None,
+        elected=(change.follower or "") if change is not None else "",
+        elected_s=change.elected_s if change is not None else None,
+        merges_told=change.merges_told if change is not None else 0,
+        merges_kept=change.merges_kept if change is not None else 0,
+        merged_again_after_election_s=change.merged_again_s if change is not None else None,
         left_behind=list(found.left_behind),
         memory_peak_mib=found.memory_bytes >> 20,
         sample=found.scored.sample,
     )
+
+
+def _ratio(leaders: Sequence[SyncerStatus], above: str, below: str) -> float:
+    """Of sums over the merges of each."""
+    total = sum(getattr(one, below) for one in leaders)
+    return float(sum(getattr(one, above) for one in leaders) / max(1, total))
+
+
+def _effective_h(leaders: Sequence[SyncerStatus]) -> float:
+    """The mean over all pushes, whoever merged them."""
+    weights = [one.push_params for one in leaders]
+    total = sum(one.effective_h * weight for one, weight in zip(leaders, weights, strict=True))
+    return total / max(1, sum(weights))
 
 
 def failures(report: Report) -> list[str]:
@@ -196,7 +242,22 @@ def failures(report: Report) -> list[str]:
         )
     if not report.killed_and_rejoined:
         said.append(_why_not_rejoined(report))
-    return said
+    return said + _why_not_elected(report)
+
+
+def _why_not_elected(report: Report) -> list[str]:
+    if not report.leader_killed:
+        return ["No leader was killed: the run was over too soon."]
+    if not report.elected:
+        return [f"Nobody was elected after {report.leader_killed} was killed."]
+    if report.merges_kept < report.merges_told:
+        return [
+            f"{report.elected} was elected with {report.merges_kept:,} merges, and "
+            f"{report.leader_killed} had told of {report.merges_told:,}."
+        ]
+    if report.merged_again_after_election_s is None:
+        return [f"Nothing was merged after {report.elected} was elected."]
+    return []
 
 
 def _why_not_rejoined(report: Report) -> str:
@@ -253,6 +314,7 @@ def rows(report: Report) -> list[Row]:
         ("bytes per parameter", _wire(report)),
         ("goodput", f"{', '.join(shares)}; a throttled learner's rest counts as work"),
         ("killed and rejoined", _comeback(report)),
+        ("leader killed", _succession(report)),
         ("memory", f"{fmt.bytes_of(report.memory_peak_mib << 20)} at most, all processes"),
         ("wall clock", fmt.duration(report.wall_s)),
     ]
@@ -283,6 +345,21 @@ def _comeback(report: Report) -> str:
         text += (
             f"; merged again {fmt.duration(report.merged_again_s)} after the kill, "
             f"{fmt.plural(report.merged_after_rejoin, 'push', 'pushes')} since"
+        )
+    return text
+
+
+def _succession(report: Report) -> str:
+    if report.leader_killed_at_progress is None:
+        return "no: no leader was killed"
+    text = f"{report.leader_killed}, by SIGKILL at {fmt.percent(report.leader_killed_at_progress)}"
+    if report.elected_s is None:
+        return f"{text}; nobody was elected"
+    kept = "no merge lost" if report.merges_kept >= report.merges_told else "merges were lost"
+    text += f"; {report.elected} led {fmt.duration(report.elected_s)} later, {kept}"
+    if report.merged_again_after_election_s is not None:
+        text += (
+            f"; merged again {fmt.duration(report.merged_again_after_election_s)} after the kill"
         )
     return text
 

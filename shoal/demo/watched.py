@@ -20,6 +20,7 @@ from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.rates import Rates
 from tui.frames.traffic import Traffic
+from tui.text.election import leads
 from tui.views.demo import DemoNow, LearnerLine
 
 OBSERVE_EVERY_S: Final = 0.5
@@ -51,6 +52,7 @@ class WatchedSwarm(LocalSwarm):
         """cast: the learners that are shown."""
         super().__init__(folder, deadline=deadline, spawn=spawn)
         self.host: SyncerStatus | None = None
+        """What the leading syncer said last, or a standby while nobody leads."""
         self.nodes: dict[str, NodeStatus] = {}
         """The last status of the newest life of each learner."""
         self._screen = screen
@@ -118,15 +120,20 @@ class WatchedSwarm(LocalSwarm):
         """Takes in what the daemons say now; one that just starts or ends says nothing."""
         self._observed_s = time.monotonic()
         statuses, _ = daemons.ask_all(self.home.daemons())
+        syncers = [status for status in statuses if isinstance(status, SyncerStatus)]
+        if syncers:
+            # A standby knows the log, so it tells how the run goes while nobody leads.
+            self._on_host(max(syncers, key=lambda one: (leads(one), one.swarm.term)))
         for status in statuses:
-            if isinstance(status, SyncerStatus):
-                self.host = status
-            elif isinstance(status, NodeStatus) and status.name in self.learners:
+            if isinstance(status, NodeStatus) and status.name in self.learners:
                 self._on_learner(status)
         self._rates.observe(statuses, time.monotonic())
         now_s = time.time()
         self._history.add(sample(Frame(at_s=now_s, statuses=tuple(statuses))))
-        self._traffic.observe(self.host, now_s)
+        self._traffic.observe(self.host if self.host and leads(self.host) else None, now_s)
+
+    def _on_host(self, status: SyncerStatus) -> None:
+        self.host = status
 
     def _on_learner(self, status: NodeStatus) -> None:
         self.nodes[status.name] = status

@@ -463,6 +463,7 @@ class SimLearner(Host):
                         step_s=seconds,
                         work_s=trainer.work_s,
                         alive_s=self.world.now_s - trainer.ready_s,
+                        busy_s=trainer.work_s,
                         cursor=trainer.cursor(),
                     )
                 )

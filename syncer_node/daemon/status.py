@@ -326,6 +326,7 @@ def peer_row(
         evidence=probes.evidence(known.findings) if known.findings else None,
         suspended=suspended_words(known) if known.is_suspended else "",
         taken_back=taken_back // max(1, len(newest)),
+        load=session.load if _state(session, now_s) == "training" else None,
     )
 
 

@@ -199,6 +199,8 @@ COLUMNS: tuple[Column[PeerLine], ...] = (
         key="speeds", title="", width=SPARK, importance=89, say=_speeds,
         style=lambda one, paint: paint.chart,
     ),
+    _column("load", "load", 5, lambda one: _percent(one.peer.load),
+            rank=lambda one: _number(one.peer.load), importance=55),
     _column("loss", "loss", 6, lambda one: fmt.loss(one.peer.loss),
             rank=lambda one: _number(one.peer.loss), importance=70),
     Column(
@@ -317,6 +319,11 @@ def _trust(peer: PeerRow) -> str:
     )
 
 
+def _load(peer: PeerRow) -> str:
+    """How busy this run keeps its device; nothing where that is not known."""
+    return "" if peer.load is None else f"{_percent(peer.load)} of the last half minute"
+
+
 def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
     """Everything known of one learner."""
     peer = line.peer
@@ -341,6 +348,7 @@ def details(line: PeerLine, width: int, paint: Paint) -> list[Text]:
             ("merges", f"{peer.merges:,}, {_percent(line.share)} of all merged pushes"),
             ("weight", "" if peer.share is None else f"{_percent(peer.share)} of its newest merge"),
             ("goodput", _percent(peer.goodput)),
+            ("device load", _load(peer)),
             ("trust", Text(_trust(peer), style=paint.warn if peer.trust < 1 else "")),
             ("refused", Text(refused or "nothing", style=paint.warn if refused else "")),
         ],

@@ -24,7 +24,7 @@ from node.trainer.setup import TrainerSetup, limit_resources
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis, encode
 
-SAYS_EVERY_S: Final = 10.0
+SAYS_EVERY_S: Final = 1.0
 
 
 class AloneResult(Struct, frozen=True):

@@ -4,7 +4,7 @@ import pytest
 
 from protocol import limits
 from protocol.messages import Cursor
-from protocol.peers.membership import Membership
+from protocol.peers.membership import Membership, Session
 from tests.support.builders import ONE, THREE, TWO, heartbeat, hello, session
 
 
@@ -158,3 +158,31 @@ def test_who_announces_what_does_not_come_is_asked_last_for_a_while_and_longer_e
     assert opened.keeps_word(200.0 + 32 * 30.0)
     opened.misses = 0
     assert opened.keeps_word(200.0)
+
+
+def busy(*told: tuple[float, float], state="training") -> Session:
+    """One whose device had computed for so long, as heard at these times."""
+    mine = session()
+    for now_s, busy_s in told:
+        mine.hear(heartbeat(state=state, busy_s=busy_s), now_s)
+    return mine
+
+
+def test_the_load_of_a_device_is_its_share_of_the_last_half_minute():
+    assert busy((0.0, 1.0)).load is None
+    assert busy((0.0, 1.0), (2.0, 2.0)).load is None, "too short to say"
+    assert busy((0.0, 1.0), (10.0, 6.0)).load == pytest.approx(0.5)
+    long = [(float(at), min(at, 60.0)) for at in range(0, 121, 3)]
+    assert busy(*long).load == 0.0, "it rests since a minute"
+    assert len(busy(*long).busy) <= 8
+
+
+def test_a_new_trainer_counts_from_nothing():
+    mine = busy((0.0, 1.0), (10.0, 6.0), (20.0, 0.5))
+    assert mine.load is None
+    mine.hear(heartbeat(busy_s=8.5), 30.0)
+    assert mine.load == pytest.approx(0.8)
+
+
+def test_who_does_not_tell_has_no_load():
+    assert busy((0.0, 0.0), (10.0, 0.0)).load is None

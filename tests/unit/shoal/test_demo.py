@@ -24,7 +24,7 @@ from protocol.status import (
 )
 from shoal.cli import app
 from shoal.demo import command
-from shoal.demo.project import CAST, HELDOUT_SEQUENCES, SETTINGS, VICTIM
+from shoal.demo.project import CAST, HELDOUT_SEQUENCES, SETTINGS, VICTIM, VOTERS
 from shoal.demo.report import (
     NEXT_STEPS,
     Alone,
@@ -32,6 +32,7 @@ from shoal.demo.report import (
     Evidence,
     Report,
     Scored,
+    Succession,
     busiest,
     failures,
     held_out_note,
@@ -120,11 +121,25 @@ COMEBACK = Comeback(
     first_life=FIRST_LIFE,
 )
 
+FOLLOWER = msgspec.structs.replace(
+    SYNCER, key="e", name="egret", effective_h=7.0, push_params=3000, push_bytes=1548
+)
+SUCCESSION = Succession(
+    leader="heron",
+    at_progress=0.66,
+    merges_told=320,
+    follower="egret",
+    elected_s=3.9,
+    merges_kept=321,
+    merged_again_s=5.0,
+)
+
 
 def evidence(**fields) -> Evidence:
     return Evidence(
         **{
-            **{"syncer": SYNCER, "learners": LEARNERS, "comeback": COMEBACK, "wall_s": 215.04},
+            **{"leaders": [SYNCER, FOLLOWER], "learners": LEARNERS, "wall_s": 215.04},
+            **{"comeback": COMEBACK, "succession": SUCCESSION},
             **{"scored": Scored(2.277, "def read(self):\n    return"), "memory_bytes": 3 << 30},
             **{"alone": Alone(2.44, 640, 1_310_720), "version": "0.1.0"},
             **fields,
@@ -152,6 +167,11 @@ def test_the_run_goes_on_while_one_learner_is_away():
     assert read.rounds.quorum < len(CAST)
 
 
+def test_a_majority_of_voters_is_left_once_the_leader_is_killed():
+    assert len(VOTERS) - 1 > len(VOTERS) / 2
+    assert list(VOTERS.values()).count("syncer") > 1
+
+
 def test_a_setting_that_the_file_lacks_is_a_bug():
     with pytest.raises(InternalError, match=r"rounds\.speed"):
         create_text("x", changes={"rounds.speed": 3})
@@ -167,6 +187,7 @@ def test_a_good_run_has_every_promised_key_and_no_failure():
     assert written["killed_and_rejoined"] is True
     assert written["goodput"] == {"kestrel": 0.98, VICTIM: 0.98, "tortoise": 1.0}
     assert written["bytes_up_per_param"] == pytest.approx(0.516)
+    assert written["effective_h"] == pytest.approx((6.8 * 1000 + 7.0 * 3000) / 4000)
     assert written["wall_s"] == 215.0
     assert failures(report) == []
 
@@ -193,6 +214,19 @@ def test_both_lives_of_the_killed_learner_count():
         (with_second_life(weights_from_peers=0, weights_from_syncer=8), "without weights from"),
         (with_second_life(weights_held=7), "7 of 8 fragments"),
         (with_second_life(merged=0), "Nothing that osprey trained"),
+        (make_report(evidence(succession=None)), "No leader was killed"),
+        (
+            make_report(evidence(succession=Succession("heron", 0.66, 320))),
+            "Nobody was elected after heron was killed",
+        ),
+        (
+            make_report(evidence(succession=replace(SUCCESSION, merges_kept=319))),
+            "with 319 merges, and heron had told of 320",
+        ),
+        (
+            make_report(evidence(succession=replace(SUCCESSION, merged_again_s=None))),
+            "Nothing was merged after egret was elected",
+        ),
     ],
 )
 def test_each_thing_that_was_not_shown_is_named(report, sentence):
@@ -259,6 +293,7 @@ def test_the_results_fit_80_columns_and_carry_no_control_characters():
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "yes: osprey, by SIGKILL at 45 %" in text
+    assert "egret led 3.9 s later, no merge lost" in " ".join(text.split())
     assert "as many as kestrel" in " ".join(text.split())
 
 
