@@ -1,6 +1,7 @@
 """Seconds from `shoal join` to the first merge that has the joiner in it. Needs root.
 
     python benchmarks/joining_lab.py [--sizes 10,100,500] [--mbps 100] [--rtt-ms 50] [--times 3]
+                                     [--text-mb 100]
 
 A syncer and three learners train a Llama, each process in a network of its own (tests/netlab): each
 learner's line to the joiner carries so many Mbit/s and takes half the round trip. The sizes are
@@ -8,6 +9,11 @@ megabytes that a joiner fetches: weights and momentum, 8 bytes a parameter. Each
 a fresh key starts. Told are the seconds from its start to its first verified byte, of the download,
 from there to its first local step, and from there until a merge has it in; and as a share what the
 three lines would need for the bytes over what the download took.
+
+With --text-mb the project's text is published with it: so many megabytes, and as many million
+tokens, for one is a byte. A joiner then has a home of its own and no copy: it has the link, as
+friends have. Told besides is what it fetched of the text until its first merge, over what it
+trained on.
 
 All train on the same few cores, so that what comes after the download is slower than it is where
 every learner has its own machine.
@@ -25,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from host.files.home import Daemon, Home
 from tests.net.lab_swarm import LabSwarm
 from tests.netlab import Lab, Link, missing
 
@@ -48,6 +55,14 @@ SETTINGS: dict[str, Any] = {
     "limits__evaluate_every": 100_000,
 }
 
+PUBLISHED: dict[str, Any] = {
+    "data__publish": True,
+    "data__sequence_tokens": 64,
+    "model__config__max_position_embeddings": 64,
+    "data__block_sequences": 64,
+}
+"""With them the shards hold half a megabyte each, as those of any project."""
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -60,6 +75,13 @@ class Joined:
     first_merge_s: float
     of_lines: float
     sources: int
+    text_fetched: float = 0.0
+    """Bytes of text that it fetched over those that it trained on, at its first merge."""
+
+    @property
+    def to_step_s(self) -> float:
+        """From `shoal join` to the first local step."""
+        return self.start_s + self.download_s + self.first_step_s
 
     @property
     def whole_s(self) -> float:
@@ -83,16 +105,33 @@ def model_of(megabytes: int) -> dict[str, Any]:
 class Bench(LabSwarm):
     """A swarm that trains a model of one size."""
 
-    def open(self, megabytes: int) -> None:
+    def open(self, megabytes: int, text_megabytes: int) -> None:
         """The syncer, and three learners of which each is in merges."""
-        self.prepare(**SETTINGS, **model_of(megabytes))
+        self.is_published = text_megabytes > 0
+        text = {"chars": text_megabytes * 1_000_000, **PUBLISHED} if self.is_published else {}
+        self.prepare(**SETTINGS, **model_of(megabytes), **text)
         self.begin()
         for name in DONORS:
             self.join(name)
         self.all_merge(*DONORS)
 
+    def daemon(self, name: str) -> Daemon:
+        """Where it is asked."""
+        found = super().daemon(name)
+        if not self._has_own_home(name):
+            return found
+        return found._replace(socket=self._own_home(name).socket("learner", found.instance))
+
+    def _has_own_home(self, name: str) -> bool:
+        return self.is_published and name.startswith(JOINER)
+
+    def _own_home(self, name: str) -> Home:
+        return Home(self.folder / f"home-{name}")
+
     def join(self, name: str) -> None:
-        self.start_learner(name, "--no-evaluate", "--duty", DUTY, "--donate-mbps", "10000")
+        home = ["--home", str(self._own_home(name).root)] if self._has_own_home(name) else []
+        own = ["--no-evaluate", "--duty", DUTY, "--donate-mbps", "10000", *home]
+        self.start_learner(name, *own)
 
     def measure(self, number: int, mbps: float) -> Joined:
         name = f"{JOINER}{number}"
@@ -118,6 +157,7 @@ class Bench(LabSwarm):
         stepped_s = time.monotonic()
         self.until(lambda: self.merge_counts().get(name), "the first merge")
         merged_s = time.monotonic()
+        shards = node().shards
         self.kill(name)
         lines_s = missing_bytes / (len(DONORS) * mbps * 1e6 / 8)
         return Joined(
@@ -128,6 +168,7 @@ class Bench(LabSwarm):
             first_merge_s=merged_s - stepped_s,
             of_lines=lines_s / (fetched_s - first_byte_s),
             sources=len(fetched.weights_sources),
+            text_fetched=shards.fetched_bytes / max(1, shards.fed_bytes) if shards else 0.0,
         )
 
 
@@ -140,7 +181,7 @@ def run(megabytes: int, chosen: argparse.Namespace) -> list[Joined]:
         Lab((SYNCER, JOINER, *DONORS), link=Link(latency_s=latency_s), seed=1) as lab,
         Bench(lab, Path(place), poll_s=LOOK_S) as bench,
     ):
-        bench.open(megabytes)
+        bench.open(megabytes, chosen.text_mb)
         for name in DONORS:
             lab.shape_one_way(name, JOINER, line)
         for number in range(chosen.times):
@@ -150,7 +191,9 @@ def run(megabytes: int, chosen: argparse.Namespace) -> list[Joined]:
                 f"{number} {one.megabytes:.0f} MB: {one.whole_s:.1f} s to the first merge: "
                 f"{one.start_s:.1f} to the first byte, {one.download_s:.1f} of download "
                 f"({one.of_lines:.2f} of the lines, {one.sources} sources), "
-                f"{one.first_step_s:.1f} to the first step, {one.first_merge_s:.1f} to the merge",
+                f"{one.first_step_s:.1f} to the first step, {one.first_merge_s:.1f} to the merge; "
+                f"{one.to_step_s:.1f} from the start to the first step; text fetched "
+                f"{one.text_fetched:.2f} times",
                 flush=True,
             )
     return found
@@ -168,6 +211,7 @@ def main() -> int:
     parser.add_argument("--mbps", type=float, default=100.0, help="of each donor's line")
     parser.add_argument("--rtt-ms", type=float, default=50.0)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--text-mb", type=int, default=0, help="published with the project")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if (lacking := missing()) is not None:
@@ -176,10 +220,13 @@ def main() -> int:
     rows = []
     for size in chosen.sizes:
         found = run(size, chosen)
-        rows += [{**asdict(one), "whole_s": one.whole_s} for one in found]
+        rows += [
+            {**asdict(one), "to_step_s": one.to_step_s, "whole_s": one.whole_s} for one in found
+        ]
         print(
             f"{size} MB, {len(DONORS)} donors, {chosen.mbps:g} Mbit/s and {chosen.rtt_ms:g} ms: "
-            f"median {statistics.median(one.whole_s for one in found):.1f} s to the first merge, "
+            f"median {statistics.median(one.to_step_s for one in found):.1f} s to the first local "
+            f"step, {statistics.median(one.whole_s for one in found):.1f} s to the first merge, "
             f"download at {statistics.median(one.of_lines for one in found):.2f} of the lines",
             flush=True,
         )
