@@ -23,7 +23,7 @@ from shoal.common.exit_codes import ExitCode
 from shoal.common.toml_tables import shown
 from shoal.machine import track_command
 from shoal.machine.trackers import Kind
-from shoal.page.beside import beside
+from shoal.page.beside import beside, page_at
 from shoal.project import file_commands
 from shoal.project.charters import KEY_DIGITS_MIN
 
@@ -238,20 +238,28 @@ def run_witness(
     network: VoterNetwork = ANYWHERE,
     instance: choices.Instance = DEFAULT_INSTANCE,
     monitor: choices.MonitorPlace = None,
+    page: choices.PagePlace = None,
     log_json: choices.LogJson = None,
     home: choices.HomeHere,
 ) -> int:
     """Run a witness of a project, until Ctrl-C or `shoal stop`: it votes and keeps the log."""
-    return _run_voter(
-        "witness",
-        project,
-        home,
-        instance=instance,
-        port=port,
-        **network.wishes(),
-        monitor=choices.monitor_at(monitor),
-        log_json=log_json,
-    )
+    own = settings_file.load().values.page
+    if page_at(page, own) is not None and network.join is None:
+        raise UserError(
+            "A witness knows of the run only what it votes on. Its page follows the leader: give "
+            "the project's join link with --join."
+        )
+    with beside(page, home, instance, own, network.join):
+        return _run_voter(
+            "witness",
+            project,
+            home,
+            instance=instance,
+            port=port,
+            **network.wishes(),
+            monitor=choices.monitor_at(monitor),
+            log_json=log_json,
+        )
 
 
 @witness_app.command(name="key")

@@ -1,4 +1,4 @@
-"""Keeps the process of a page running beside a syncer, for as long as that runs in this one."""
+"""Keeps the process of a page running beside a voter, for as long as that runs in this one."""
 
 from __future__ import annotations
 
@@ -86,9 +86,12 @@ def url_of(settings: PageSettings) -> str:
 
 
 @contextlib.contextmanager
-def beside(flag: str | None, home: Home, instance: str, settings: PageSettings) -> Iterator[None]:
+def beside(
+    flag: str | None, home: Home, instance: str, settings: PageSettings, link: str | None = None
+) -> Iterator[None]:
     """Inside, another process serves the page of the syncer that runs in this one, if one is
-    wanted. UserError, before anything starts, where it could not."""
+    wanted; with a link, of the project that this leads to. UserError, before anything starts,
+    where it could not."""
     place = page_at(flag, settings)
     if place is None:
         yield
@@ -99,6 +102,7 @@ def beside(flag: str | None, home: Home, instance: str, settings: PageSettings) 
         command = [sys.executable, "-P", "-m", "shoal.page.process", "--fd", str(listener.fileno())]
         command += ["--home", str(home.root), "--instance", instance, "--url", url]
         command += ["--behind-proxy"] if settings.behind_proxy else []
+        command += ["--link", link] if link is not None else []
         keeper = _Keeper(command, listener.fileno())
         keeper.start()
         try:

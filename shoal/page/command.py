@@ -1,4 +1,4 @@
-"""The verb `page`: serves the page of a syncer that runs here already, until Ctrl-C."""
+"""The verb `page`: serves the page of a project until Ctrl-C, beside its syncer or by its link."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def page(
         choices.option("Where: ADDRESS:PORT, or a port of this machine alone; page.at otherwise."),
     ] = None,
     *,
+    link: Annotated[
+        str | None,
+        choices.option("A project's join link, where its syncer runs on another machine."),
+    ] = None,
     instance: choices.Instance = DEFAULT_INSTANCE,
     home: choices.HomeHere,
 ) -> int:
@@ -31,4 +35,4 @@ def page(
 
         print(f"the project's page: {beside.address_of(listener, own)}", flush=True)
         outside = server.Outside(url, own.behind_proxy)
-        return process.serve(listener, home, instance, outside)
+        return process.serve(listener, home, instance, outside, link)

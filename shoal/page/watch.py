@@ -1,4 +1,4 @@
-"""Looks at the syncer for all viewers together: once in a while, and never when nobody looks."""
+"""Looks at a syncer for all viewers together: once in a while, and never when nobody looks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from host.files.home import Daemon, Home
@@ -49,12 +50,20 @@ class Watch:
     """
 
     def __init__(
-        self, home: Home, instance: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        home: Home,
+        instance: str,
+        *,
+        onlooker: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """onlooker: the control socket of a process that looks on in the swarm, where the syncer
+        is on another machine; else the syncer of this name in this home is asked."""
         self.looks = 0
         """That were made."""
         self._home = home
-        self._daemon = Daemon("syncer", instance, home.socket("syncer", instance))
+        self._daemon = Daemon("syncer", instance, onlooker or home.socket("syncer", instance))
+        self._is_far = onlooker is not None
         self._clock = clock
         self._lock = asyncio.Lock()
         self._seen: Seen | None = None
@@ -126,12 +135,16 @@ class Watch:
             )
         )
 
-    def _known_project(self, status: SyncerStatus) -> OpenedProject:
-        """The project under its newest charter here, read again now and then."""
+    def _known_project(self, status: SyncerStatus) -> OpenedProject | None:
+        """The project under its newest charter here, read again now and then; None where the
+        syncer is on another machine and this home does not know the project."""
         now_s, project = self._clock(), bytes.fromhex(status.project.id)
         is_old = now_s - self._project_s >= PROJECT_S
         if self._project is None or self._project.id != project or is_old:
-            opened = read_signed(self._home.project_file(project))
+            path = self._home.project_file(project)
+            if self._is_far and not path.exists():
+                return None
+            opened = read_signed(path)
             kept = charter_delivery.kept_charters(self._home, opened)
             self._project, self._project_s = newest_of(opened, *kept), now_s
         return self._project

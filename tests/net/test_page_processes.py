@@ -213,6 +213,31 @@ def test_one_address_gets_so_many_streams_connections_and_requests(swarm, url):
     assert swarm.merge_counts()["north/ada"] > merged, "the run goes on beside it"
 
 
+def test_by_the_link_alone_another_machine_serves_the_page_too(swarm, tmp_path):
+    place = f"127.0.0.1:{steady_port('127.0.0.1')}"
+    home = ["--home", str(tmp_path / "elsewhere")]
+    child = swarm.processes.start("page", "shoal", "page", place, "--link", swarm.link, *home)
+
+    def facts():
+        try:
+            code, body = fetched(f"http://{place}/page.json")
+        except aiohttp.ClientConnectionError:
+            return None
+        told = decoders.json_decoder(PageFacts).decode(body) if code == 200 else None
+        return told if told and told.run.learners_training else None
+
+    seen = swarm.until(facts, "a page elsewhere")
+    assert seen.project.id == swarm.project_id.hex()
+    assert seen.join.link.startswith("shoal:")
+    assert [one.name for one in seen.given.shown] == ["north/ada"]
+    onlookers = psutil.Process(child.pid).children()
+    child.is_stray = True
+    child.process.send_signal(signal.SIGTERM)
+    assert child.process.wait(60) == 0
+    assert all(is_gone(one.pid) for one in onlookers)
+    assert len(onlookers) == 1
+
+
 def test_a_page_that_is_killed_comes_back_and_ends_with_its_syncer(swarm, url):
     syncer = swarm.syncer().pid
     former = page_process(swarm)

@@ -107,6 +107,11 @@ def test_a_link_to_another_project_is_named(target, capsys):
     assert "A join link begins with" in error_of(capsys)
 
 
+def test_a_witness_serves_a_page_only_where_it_can_follow_the_leader(target, capsys):
+    assert main(["witness", "run", str(target), "--page", "127.0.0.1:0"]) == 2
+    assert "give the project's join link with --join" in error_of(capsys)
+
+
 def test_a_witness_that_is_no_voter_says_what_its_owner_must_do(home, target, capsys):
     key = keystore.load_or_create(home.identity("witness", "two")).key.hex()
     assert main(["witness", "run", str(target), "--instance", "two"]) == 2
