@@ -220,11 +220,17 @@ class ShoalApp(App[int]):
                     self.history.add(sample(frame))
                 self.frame = frame
                 self._frame_s = self._clock()
-                leader = self.scene().leader
-                self.traffic.observe(leader, frame.at_s, is_jump=frame.is_jump)
+                self._look_at_traffic(frame)
                 self.post_message(FrameCame())
         except UserError as error:
             self.exit(error.exit_code, message=str(error))
+
+    def _look_at_traffic(self, frame: Frame) -> None:
+        """What travels, while the picture of it is looked at."""
+        if self.view != "overview" or not self._is_watched:
+            self.traffic.look_away()
+            return
+        self.traffic.observe(self.scene().leader, frame.at_s, is_jump=frame.is_jump)
 
     def on_frame_came(self) -> None:
         """Draws the newest frame, or a later one where that costs too much."""

@@ -104,6 +104,20 @@ def test_nothing_travels_between_two_histories(change):
     assert traffic.is_idle
 
 
+def test_what_was_merged_while_nobody_looked_does_not_travel_afterwards():
+    first = syncer_of(recordings.frame(0))
+    giver = first.peers[2].key
+    traffic = Traffic()
+    traffic.observe(first, AT_S)
+    traffic.observe(later(first, {giver: 1}, 1), AT_S + 0.5)
+    traffic.look_away()
+    assert traffic.is_idle
+    traffic.observe(later(first, {giver: 900}, 900), AT_S + 60)
+    assert traffic.is_idle
+    traffic.observe(later(first, {giver: 901}, 901), AT_S + 60.5)
+    assert not traffic.is_idle
+
+
 def test_of_a_crowd_only_some_are_followed():
     first = syncer_of(recordings.thousand(1)[0])
     traffic = Traffic()

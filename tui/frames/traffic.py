@@ -62,7 +62,8 @@ class Traffic:
             return
         merges = {peer.key: peer.merges for peer in alive(status)}
         step = status.swarm.global_step
-        is_new = is_jump or status.key != self._leader or step < self._step
+        is_first = is_jump or self._told_s is None
+        is_new = is_first or status.key != self._leader or step < self._step
         if not is_new and (step, merges) == (self._step, self._merges):
             return
         if self._told_s is not None and not is_new:
@@ -75,6 +76,11 @@ class Traffic:
         else:
             self._launches.clear()
         self._leader, self._told_s, self._step, self._merges = status.key, at_s, step, merges
+
+    def look_away(self) -> None:
+        """Nobody sees what travels; the next status is the first one again."""
+        self._launches.clear()
+        self._told_s = None
 
     def _launch(
         self, lane: str, count: int, at_s: float, interval_s: float, *, is_push: bool
