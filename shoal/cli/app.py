@@ -55,9 +55,12 @@ VERBS: Final = (
      "Make a project of your own text, and host it: one command, until Ctrl-C.\n\n"
      "It writes the project file, signs it, publishes the text with it, runs the syncer, and "
      "prints the link that others join with. Run again, it goes on."),
+    (HOST, "invite", "project.invite_command:invite",
+     "Print the join link of the syncer here again, with a QR code.\n\n"
+     "In a project that takes invites, the link has one in it: see `shoal project invites`."),
     (HOST, "page", "page.command:page",
      "Serve the page of a project whose syncer runs here, until Ctrl-C.\n\n"
-     "`shoal syncer run --page` does so by itself."),
+     "`shoal syncer run --page` does so by itself. With --link the syncer may run elsewhere."),
     (HOST, "pages", "page.pages_command:pages",
      "List projects on one page: a file to put on any web server.\n\n"
      "Exit code 3: none of them answers; the file says so."),

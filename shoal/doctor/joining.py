@@ -161,7 +161,7 @@ def _admission(options: NodeOptions, charter: Charter) -> Finding:
     return seen.care(
         "this project takes part by invitation, and the link brings no invite",
         "If this machine did not take part before, ask its host for a link made with "
-        "`shoal project invite`.",
+        "`shoal invite`.",
     )
 
 

@@ -49,7 +49,7 @@ class Case:
 
 project_app.command(
     "shoal.project.invite_command:invite",
-    help="Print the join link of the syncer that runs here, with an invite where one is needed.",
+    help="The same as `shoal invite`.",
 )
 project_app.command(
     "shoal.project.invites_command:invites",

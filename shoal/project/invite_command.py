@@ -1,4 +1,4 @@
-"""The `project invite` verb: the join link of a syncer that runs here, with an invite in it."""
+"""The `invite` verb: the join link of a syncer that runs here, with an invite in it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def invites(
         return [json.dumps(rows)]
     lines = [line for row in rows for line in _told(row, is_counted=ledger is not None)]
     if not rows:
-        lines.append(f"no invite yet: shoal project invite {case.target}")
+        lines.append(f"no invite yet: shoal invite {case.target}")
     elif ledger is None:
         lines.append(
             "uses are not known here: no syncer of this project keeps its log in this home"

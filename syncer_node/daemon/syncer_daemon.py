@@ -298,13 +298,14 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         log.info("log and checkpoints in %s", self.store.root)
         whom = {
             "open": "To take part, run on any host",
-            "invite": "Known learners join with this link, others by `shoal project invite`",
+            "invite": "Known learners join with this link, others by `shoal invite`",
             "list": "Learners that `shoal project allow` listed join with this link",
         }[self.machine.setup.charter.admission]
         link = self.join_link()
         print(f"\n{whom}:\n\n    shoal join '{link}'\n{qr_code.beside(link)}", flush=True)
         if self.options.network.nearby is not False:
             print(f"On the same network:\n\n    {nearby_command(self.project.id)}\n", flush=True)
+        print("To see this again: shoal invite\n", flush=True)
 
     # What the machine asks for.
 

@@ -18,7 +18,7 @@ def test_a_stranger_is_refused_and_whom_the_owner_invites_trains_until_it_is_ban
         swarm.start_learner("eve")
         assert swarm.ended("eve") == ExitCode.REFUSED
         assert "this project takes part by invitation" in swarm.output("eve")
-        assert "`shoal project invite`" in swarm.output("eve")
+        assert "`shoal invite`" in swarm.output("eve")
         assert swarm.syncer().peers == []
 
         made = shoal(swarm.home, "project", "invite", "--name", "friends")

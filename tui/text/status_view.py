@@ -59,7 +59,7 @@ def _swarm(seen: SwarmSeen, width: int, verdicts: Mapping[str, str] | None) -> R
 
 
 NEEDED = {
-    "invite": "\na newcomer needs an invite in it: shoal project invite",
+    "invite": "\na newcomer needs an invite in it: shoal invite",
     "list": "\na newcomer must be listed: shoal project allow KEY PROJECT",
 }
 """By admission rule."""

@@ -21,7 +21,7 @@ from protocol.messages import Envelope, Refused
 from protocol.project import Charter
 from syncer_node.machine.setup import SyncerSetup
 
-ANOTHER = "ask the project's host for another link made with `shoal project invite`"
+ANOTHER = "ask the project's host for another link made with `shoal invite`"
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Invites:
             return None
         text = (
             "this project takes part by invitation; ask its host for a link made with "
-            "`shoal project invite`"
+            "`shoal invite`"
         )
         return Refused("not-invited", text, None)
 

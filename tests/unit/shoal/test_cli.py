@@ -68,7 +68,7 @@ def test_help_names_every_verb_and_every_exit_code(capsys):
         *("init", "doctor", "run", "leave", "logs", "version", "pause", "resume", "finish", "tui"),
         *("identity show", "identity export", "identity import", "project invite"),
         *("config list", "config get", "config set", "config unset", "config explain"),
-        *("config path", "service install", "service status", "service uninstall"),
+        *("invite", "config path", "service install", "service status", "service uninstall"),
         *("project restore-snapshot", "syncer snapshot"),
         *("join", "status", "stop", "export", "demo"),
     ],

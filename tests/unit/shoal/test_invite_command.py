@@ -1,4 +1,4 @@
-"""`shoal project invite`: the link alone, at once or once there is a syncer."""
+"""`shoal invite`: the link alone, at once or once there is a syncer."""
 
 from __future__ import annotations
 

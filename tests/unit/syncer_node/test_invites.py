@@ -75,7 +75,7 @@ def test_without_an_invite_a_stranger_is_told_what_to_ask_for():
     said = refused(swarm)
     assert said.reason == "not-invited"
     assert "takes part by invitation" in said.text
-    assert "`shoal project invite`" in said.text
+    assert "`shoal invite`" in said.text
     assert disconnected(effects) == [ONE.key]
     assert swarm.machine.faults == {"not-invited": 1}
     assert not list(swarm.seat.members.live())

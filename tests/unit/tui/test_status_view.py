@@ -383,7 +383,7 @@ def test_the_join_link_is_given_whole_so_that_it_can_be_copied():
 
 
 @pytest.mark.parametrize(
-    ("rule", "verb"), [("invite", "shoal project invite"), ("list", "shoal project allow")]
+    ("rule", "verb"), [("invite", "shoal invite"), ("list", "shoal project allow")]
 )
 def test_a_project_that_is_not_open_says_what_a_newcomer_needs(rule, verb):
     closed = msgspec.structs.replace(SYNCER.project, admission=rule)
