@@ -155,10 +155,18 @@ def _when(at_s: float) -> datetime:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-def _over_time(panel: Any, history: History) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+def time_marks() -> Any:
+    """Where marks stand on an axis of time: some interval fits runs of any length."""
+    from matplotlib.dates import AutoDateLocator
 
-    places = AutoDateLocator(maxticks=7)
+    # With 5 marks at least, as by default, none fits about four minutes, four hours or four days.
+    return AutoDateLocator(minticks=3, maxticks=7)
+
+
+def _over_time(panel: Any, history: History) -> None:
+    from matplotlib.dates import ConciseDateFormatter
+
+    places = time_marks()
     panel.xaxis.set_major_locator(places)
     panel.xaxis.set_major_formatter(ConciseDateFormatter(places))
     panel.set_xlim(_when(history.samples[0].at_s), _when(history.samples[-1].at_s + 1e-3))

@@ -42,7 +42,8 @@ def sentence(machine: SyncerMachine, now_s: float) -> str:
     if leadership.phase is Phase.ENDED:
         best = state.ended.best_loss if state.ended else None
         loss = f", best held-out loss {best:.4f}" if best is not None else ""
-        return f"The run is complete: {state.global_step:,} global steps{loss}."
+        steps = f"{state.global_step:,} global step{'' if state.global_step == 1 else 's'}"
+        return f"The run is complete: {steps}{loss}."
     if state.is_resting:
         return _resting_sentence(leadership)
     if leadership.rounds.stalled and now_s < leadership.rounds.stalled_until_s:

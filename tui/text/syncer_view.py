@@ -93,7 +93,8 @@ def _facts(
 ) -> list[status_rows.Row]:
     swarm, project = status.swarm, status.project
     phase = f"{fmt.clean(status.phase)} · up {fmt.duration(status.uptime_s)}"
-    merges = f"{swarm.global_step:,} global steps, {status.merges_here:,} since this start"
+    merges = fmt.plural(swarm.global_step, "global step")
+    merges += f", {status.merges_here:,} since this start"
     if status.merges:
         merges += f", the last in {fmt.duration(status.merges[-1].seconds)}"
     return [

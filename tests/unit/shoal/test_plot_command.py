@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from host.files.home import Home
 from protocol.errors import UserError
 from protocol.log.accounts import ChosenName
 from protocol.log.records import AccountsNoted, CheckpointEvaluated, CheckpointMarked, SeatTaken
-from shoal.machine import plot_command
+from shoal.machine import plot_command, run_plot
 from tests.support.builders import ONE, SYNCER, TWO, contribution, merged, weights
 from tests.support.hosted_logs import Hosted, hosted_log
 
@@ -52,6 +54,15 @@ def test_a_picture_of_the_run_names_loss_learners_and_project(hosted, tmp_path, 
     assert numbers["measured"] == [
         {"global_step": 2, "tokens": 512, "loss": 2.25, "is_agreed": False}
     ]
+
+
+def test_runs_of_any_length_have_marks_and_no_warning():
+    began = datetime(2026, 11, 24, 17, 3, 11, tzinfo=UTC)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for power in range(700):
+            lasts = timedelta(seconds=1.03**power)
+            assert len(run_plot.time_marks().tick_values(began, began + lasts)) > 0
 
 
 def test_a_png_is_one_and_what_is_neither_is_refused(hosted, tmp_path):
