@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -91,12 +91,14 @@ class ModelSpec(Struct, frozen=True, array_like=True):
 class DataSpec(Struct, frozen=True, array_like=True):
     """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
 
-    source: Literal["python-stdlib", "file", "folder", "parquet", "hub", "own", "chats", "images"]
+    source: Literal[
+        "python-stdlib", "file", "folder", "parquet", "hub", "own", "chats", "images", "jsonl"
+    ]
     """`own`: the training code brings its data, of any kind. `chats`: conversations, of which the
     answers are learned. `images`: pictures with a class each; then what is said of sequences and
     documents here is said of them."""
     location: Text
-    """Path, or the `hub_name` of a data set; empty for `python-stdlib`."""
+    """Path, or the `hub_data` of a data set; empty for `python-stdlib`."""
     text_field: Name
     tokenizer: Text
     """`bytes`, `base` for the base model's, or the path or `hub_name` of a `tokenizers` one."""
@@ -506,15 +508,38 @@ def hub_name(text: str) -> tuple[str, str] | None:
     return name, configuration
 
 
+class HubData(NamedTuple):
+    """A data set of the Hugging Face hub."""
+
+    name: str
+    """`owner/name`."""
+    configuration: str
+    """Empty: the only one, or the one that the data set calls its default."""
+    revision: str
+    """A commit, a tag or a branch; empty: whatever is newest."""
+
+
+def hub_data(text: str) -> HubData | None:
+    """The data set that `OWNER/NAME`, `OWNER/NAME:CONFIGURATION`, or one of both with `@REVISION`
+    names, or None."""
+    named, at, revision = text.partition("@")
+    known = hub_name(named)
+    if known is None or (at and not _is_revision(revision)):
+        return None
+    return HubData(*known, revision)
+
+
+def _is_revision(text: str) -> bool:
+    return _REVISION.fullmatch(text) is not None and ".." not in text
+
+
 def hub_source(text: str) -> tuple[str, str] | None:
     """(`owner/name`, revision) of a base model `hub:OWNER/NAME@REVISION`, or None."""
     kind, _, rest = text.partition(":")
     name, at, revision = rest.partition("@")
     if kind != "hub" or not at or hub_name(name) != (name, ""):
         return None
-    if _REVISION.fullmatch(revision) is None or ".." in revision:
-        return None
-    return name, revision
+    return (name, revision) if _is_revision(revision) else None
 
 
 def project_id(genesis: bytes) -> bytes:

@@ -15,7 +15,7 @@ from node.trainer.link.messages import Configure
 from node.trainer.own import installed
 from protocol import limits, wire
 from protocol.errors import UserError
-from protocol.project import DataSpec, Genesis, hub_name
+from protocol.project import DataSpec, Genesis, hub_data, hub_name
 
 log = logging.getLogger("shoal.node")
 
@@ -36,14 +36,14 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
         return options.data
     if data.source == "own":
         return data.location if _is_owners(options) else ""
-    is_local = data.source in ("file", "folder", "parquet", "chats", "images")
+    is_local = data.source in ("file", "folder", "parquet", "chats", "images", "jsonl")
     if is_local and not _is_owners(options):
         raise UserError(
             f"This project does not publish its {_kind(data)}. Get a copy of {data.source} "
             f"{data.location!r} from its owner, put it anywhere on this machine, and say where: "
             "shoal join --data PATH 'LINK'"
         )
-    if data.source == "hub" and hub_name(data.location) is None:
+    if data.source == "hub" and hub_data(data.location) is None:
         raise UserError(
             f"This project names {data.location!r} as a data set of the hub, which is no name of "
             "one. Nothing here is read for it. Ask the project's owner to correct its location."

@@ -81,7 +81,7 @@ def _text(options: NodeOptions, genesis: Genesis) -> Iterator[Finding]:
         yield diagnosis.own_chats(location, own_text(genesis.data, location))
     elif genesis.images is not None:
         yield _images(genesis.data, genesis.images, location)
-    elif genesis.data.source in ("file", "folder", "parquet"):
+    elif genesis.data.source in ("file", "folder", "parquet", "jsonl"):
         yield _copy(options.home, genesis, location)
     elif genesis.data.source == "hub":
         yield Topic("text").good(f"it comes from the Hugging Face hub: {location}")
@@ -91,7 +91,7 @@ def own_text(data: DataSpec, path: str) -> OwnText:
     """A look at chats that the owner of this machine names. Loads no model."""
     import msgspec
 
-    from node.trainer.text.corpus import survey_chats
+    from node.trainer.text.sources import survey_chats
 
     try:
         found = survey_chats(msgspec.structs.replace(data, location=path))
@@ -118,11 +118,11 @@ def _copy(home: Home, genesis: Genesis, location: str) -> Finding:
     """What the trainer would make of the text that lies here."""
     import msgspec
 
-    from node.trainer.text import corpus
+    from node.trainer.text import corpus, sources
 
     spec: DataSpec = msgspec.structs.replace(genesis.data, location=location)
     try:
-        size_bytes = corpus.local_bytes(spec)
+        size_bytes = sources.local_bytes(spec)
         seen = Topic("text", bytes=float(size_bytes))
         tokenizer = genesis.tokenizer
         is_read = spec.source != "parquet" and size_bytes <= READ_BYTES_MAX

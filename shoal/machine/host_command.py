@@ -14,6 +14,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from host.files.home import Home
+from node.trainer.text.chats import CHAT_SUFFIXES, KEYS
+from node.trainer.text.table_files import JSON_SUFFIXES, PARQUET, first_fields
 from protocol.errors import UserError
 from shoal.common import choices
 from shoal.common.choices import option, switch
@@ -22,16 +24,15 @@ from shoal.machine.voter_commands import VoterNetwork, run_syncer
 from shoal.project import file_commands, project_file
 from shoal.project.template import Value
 
-CHAT_SUFFIXES: Final = frozenset({".json", ".jsonl"})
-SUFFIXES: Final = {".parquet": "parquet", **dict.fromkeys(CHAT_SUFFIXES, "chats")}
-"""What says of a file what it holds; any other is text."""
+TEXT_FIELDS: Final = ("text", "content")
+"""Where a table's text is looked for."""
 
 HELDOUT_SEQUENCES: Final = 16
 """So many are enough to see a held-out loss fall."""
 
 
 def host(
-    text: Annotated[Path, option("Your text: a folder, or a file. Chats: .jsonl files.")],
+    text: Annotated[Path, option("Your text or chats: a folder, or a file.")],
     *,
     name: Annotated[str, option("What the project is called.")],
     base: Annotated[
@@ -81,7 +82,7 @@ def host(
     return run_syncer(path, port=port, network=VoterNetwork(announce=address), page=page, home=home)
 
 
-NOTEWORTHY: Final = ("parameters", "adapter", "frozen", "tokens", "chats")
+NOTEWORTHY: Final = ("parameters", "adapter", "frozen", "tokens", "chats", "texts")
 """Lines of what signing says that a host reads once; the rest is in the file."""
 
 
@@ -124,6 +125,7 @@ def _made(
     changes: dict[str, Value] = {
         "data.source": source,
         "data.location": str(place),
+        "data.text_field": _text_field(place),
         **asked,
     }
     if base is not None:
@@ -142,14 +144,40 @@ def _made(
 
 def source_of(place: Path) -> str:
     """What `data.source` is to be. UserError if nothing is there."""
+    table = _table_at(place)
+    if table is None:
+        return "file" if place.is_file() else "folder"
+    if set(_fields(table)) & set(KEYS):
+        return "chats"
+    return "parquet" if table.suffix == PARQUET else "jsonl"
+
+
+def _table_at(place: Path) -> Path | None:
+    """A file with rows there, if that is what it holds. UserError if nothing is there."""
     if place.is_file():
-        return SUFFIXES.get(place.suffix, "file")
+        return place if place.suffix in CHAT_SUFFIXES else None
     if not place.is_dir():
         raise UserError(f"There is neither a file nor a folder {place}. Correct the path.")
-    found = {one.suffix for one in place.rglob("*") if one.is_file()}
-    if ".parquet" in found:
-        return "parquet"
-    return "chats" if found & CHAT_SUFFIXES and not found & {".txt", ".md"} else "folder"
+    found = sorted(one for one in place.rglob("*") if one.is_file())
+    tables = [one for one in found if one.suffix == PARQUET]
+    if not tables and not {one.suffix for one in found} & {".txt", ".md"}:
+        tables = [one for one in found if one.suffix in JSON_SUFFIXES]
+    return tables[0] if tables else None
+
+
+def _fields(table: Path) -> tuple[str, ...]:
+    """Of its first row; none if that cannot be told. UserError if it cannot be read."""
+    try:
+        return first_fields(table)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{table} cannot be read ({error}).") from error
+
+
+def _text_field(place: Path) -> str:
+    """Where the text of a table is, as far as its first row says."""
+    table = _table_at(place)
+    known = _fields(table) if table is not None else ()
+    return next((one for one in TEXT_FIELDS if one in known), TEXT_FIELDS[0])
 
 
 def _heldout_frac(file: project_file.ProjectFile, home: Home) -> float | None:

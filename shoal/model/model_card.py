@@ -15,7 +15,7 @@ from host.runtime import software
 from protocol.ids import short
 from protocol.limits import WIRE_VERSION
 from protocol.log.accounts import Account
-from protocol.project import Charter, DataSpec, Genesis, hub_name, hub_source
+from protocol.project import Charter, DataSpec, Genesis, hub_data, hub_source
 from shoal.common import versions
 from tui.text import fmt
 
@@ -150,10 +150,10 @@ def _metadata(genesis: Genesis, library: str) -> str:
     from huggingface_hub import ModelCardData
 
     base = hub_source(genesis.base.source) if genesis.base is not None else None
-    named = hub_name(genesis.data.location) if genesis.data.source == "hub" else None
+    named = hub_data(genesis.data.location) if genesis.data.source == "hub" else None
     found = ModelCardData(
         base_model=base[0] if base is not None else None,
-        datasets=[named[0]] if named is not None else None,
+        datasets=[named.name] if named is not None else None,
         library_name=library if genesis.trainer is None else None,
         pipeline_tag=_task(genesis),
         tags=["shoal", "decoupled-diloco"],
@@ -232,10 +232,11 @@ def _origin(genesis: Genesis) -> str:
 
 def _text(data: DataSpec) -> str:
     """Where the text is from; of a path its last part only, for the rest is private."""
-    named = hub_name(data.location)
+    named = hub_data(data.location)
     if data.source == "hub" and named is not None:
-        words = f"`{named[0]}`"
-        words += f", {plain(named[1])}" if named[1] else ""
+        words = f"`{named.name}`"
+        words += f", {plain(named.configuration)}" if named.configuration else ""
+        words += f", revision `{named.revision}`" if named.revision else ""
     elif data.source == "own":
         words = "data that the training code brings"
     elif data.source == "chats":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.project import Charter, Genesis, hub_name, hub_source
+from protocol.project import Charter, Genesis, hub_data, hub_source
 from shoal.doctor import requirements
 from shoal.page import words
 from shoal.page.facts import SENTENCE_CHARS_MAX, JoinFacts
@@ -16,6 +16,7 @@ _COPIES: Final = {
     "file": "the same text file",
     "folder": "the same folder of texts",
     "parquet": "the same parquet files",
+    "jsonl": "the same JSON files",
     "chats": "chats of your own, or a copy of the same ones",
     "images": "the same folder of images",
 }
@@ -82,7 +83,7 @@ def _text(genesis: Genesis) -> str:
 
 
 def _hub(location: str) -> str:
-    found = hub_name(location)
+    found = hub_data(location)
     return words.line(found[0], _WORDS_MAX) if found is not None else "of the Hugging Face hub"
 
 

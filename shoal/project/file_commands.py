@@ -212,8 +212,8 @@ def _published(genesis: Genesis) -> str:
 
 
 def _left_out(genesis: Genesis, home: Home) -> list[str]:
-    """What of the owner's chats cannot be used."""
-    if genesis.data.source != "chats":
+    """What of the owner's chats or texts cannot be used."""
+    if genesis.images is not None or genesis.data.source == "own":
         return []
     from node.trainer.text.corpus import describe_corpus
 
@@ -221,7 +221,8 @@ def _left_out(genesis: Genesis, home: Home) -> list[str]:
     found = describe_corpus(
         genesis.data, cache=cache, tokenizer=genesis.tokenizer, documents=genesis.documents
     )
-    return [f"chats       {words}" for words in found.notes]
+    what = "chats" if genesis.data.source == "chats" else "texts"
+    return [f"{what:<12}{words}" for words in found.notes]
 
 
 def _about_adapter(adapter: AdapterSpec) -> list[str]:

@@ -264,13 +264,14 @@ def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
         raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
     if source not in ("python-stdlib", "own") and not location:
         raise place.below("location").error(f"must not be empty: name what {source} is to read")
-    if source == "hub" and specs.hub_name(location) is None:
+    if source == "hub" and specs.hub_data(location) is None:
         at = place.below("location")
         raise at.error(
-            f"must be OWNER/NAME or OWNER/NAME:CONFIGURATION, not {toml.shown(location)}"
+            "must be OWNER/NAME or OWNER/NAME:CONFIGURATION, perhaps with @REVISION, not "
+            f"{toml.shown(location)}"
         )
     beside = path.absolute().parent
-    is_local = source in ("file", "folder", "parquet", "chats", "images")
+    is_local = source in ("file", "folder", "parquet", "chats", "images", "jsonl")
     if is_local and not location.startswith("~"):
         values["location"] = str(beside / location)
     if (beside / values["tokenizer"]).is_file():
@@ -433,7 +434,7 @@ def make_genesis(
 
 def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pins) -> specs.Genesis:
     if file.data.source != "images":
-        from node.trainer.text.corpus import local_bytes
+        from node.trainer.text.sources import local_bytes
         from node.trainer.text.tokenizer_files import fetch_tokenizer
 
         # A wrong path and a hub that is away are told before torch is loaded.

@@ -100,16 +100,16 @@ SECTIONS = (
             Line(
                 "source",
                 "python-stdlib",
-                "python-stdlib, file, folder, parquet or hub; chats, for a model that answers; "
-                "images, a folder of PNG or JPEG files for each class; own, where training code of "
-                "its own brings the data",
+                "python-stdlib, file, folder, jsonl, parquet or hub; chats, for a model that "
+                "answers; images, a folder of PNG or JPEG files for each class; own, where "
+                "training code of its own brings the data",
             ),
             Line(
                 "location",
                 "",
-                "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION); empty for "
-                "python-stdlib. A path counts on this machine: `~` is the home directory, other "
-                "paths start beside this file",
+                "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION, with @REVISION behind "
+                "it to pin what is read); empty for python-stdlib. A path counts on this machine: "
+                "`~` is the home directory, other paths start beside this file",
             ),
             Line(
                 "publish",
@@ -120,7 +120,7 @@ SECTIONS = (
                 "same files, `shoal join --data PATH`, but for hub and python-stdlib. Not for "
                 "images and own",
             ),
-            Line("text_field", "text", "column that holds the text, for parquet and hub"),
+            Line("text_field", "text", "field that holds the text, for jsonl, parquet and hub"),
             Line(
                 "tokenizer",
                 "bytes",

@@ -1,4 +1,5 @@
-"""Chats as people keep them: .jsonl files with one on a line, .json files with one or a list.
+"""Chats as people keep them: .jsonl files with one on a line, .json files with one or a list, and
+.parquet files with one in a row.
 
 A chat is `{"messages": [{"role": ..., "content": ...}, ...]}`, as most libraries write it, or
 ShareGPT's `{"conversations": [{"from": ..., "value": ...}, ...]}`; other keys are ignored. What
@@ -10,17 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from node.trainer.text.table_files import JSON_SUFFIXES, PARQUET, rows
 from protocol.errors import UserError
 
-CHAT_SUFFIXES: Final = frozenset({".jsonl", ".json"})
+CHAT_SUFFIXES: Final = JSON_SUFFIXES | {PARQUET}
+KEYS: Final = ("messages", "conversations")
+"""One of these holds the turns."""
 ANSWERING: Final = "assistant"
 CHAT_CHARS_MAX: Final = 1 << 20
 """Of all its messages together."""
 TURNS_MAX: Final = 1024
-FILE_BYTES_MAX: Final = 1 << 28
-"""Of a .json file, which is read as a whole, and of a line of a .jsonl file."""
 ROLE_CHARS_MAX: Final = 64
 TOLD_MAX: Final = 5
 """Places that are named of those left out."""
@@ -50,9 +52,10 @@ class LeftOut(Exception):
 
 
 class Tally:
-    """Counts chats, and remembers the first of those that are left out."""
+    """Counts chats or texts, and remembers the first of those that are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "chats") -> None:
+        self._noun = noun
         self.used = 0
         self.left_out = 0
         self._told: list[str] = []
@@ -70,7 +73,8 @@ class Tally:
             return ()
         more = self.left_out - len(self._told)
         named = "; ".join(self._told) + (f"; and {more:,} more" if more else "")
-        return (f"{self.left_out:,} of {self.used + self.left_out:,} chats left out: {named}",)
+        of = f"{self.left_out:,} of {self.used + self.left_out:,} {self._noun}"
+        return (f"{of} left out: {named}",)
 
     def require_some(self, location: str) -> None:
         """UserError if not one can be used."""
@@ -86,47 +90,16 @@ class Tally:
 def read_chats(files: Iterable[Path], tally: Tally) -> Iterator[Chat]:
     """The chats in these files, in order. What is no chat is counted in `tally`.
 
-    OSError if a file cannot be read.
+    OSError or ValueError if a file cannot be read.
     """
     for path in files:
-        for place, read in _values(path):
+        for place, read in rows(path, KEYS):
             try:
-                turns = _turns(read() if callable(read) else read)
+                turns = _turns(read())
             except (LeftOut, ValueError, RecursionError) as error:
                 tally.leave_out(place, error)
             else:
                 yield Chat(place, turns)
-
-
-def _values(path: Path) -> Iterator[tuple[str, Any]]:
-    """Place, and a value or what decodes it."""
-    if path.suffix != ".json":
-        with path.open("rb") as handle:
-            number = 0
-            while line := handle.readline(FILE_BYTES_MAX):
-                number += 1
-                if line.strip():
-                    yield f"{path.name} line {number}", lambda line=line: json.loads(line)
-        return
-    if path.stat().st_size > FILE_BYTES_MAX:
-        raise OSError(f"{path} is larger than {FILE_BYTES_MAX:,} bytes; write it as .jsonl")
-    try:
-        said = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        yield path.name, _raising(error)
-        return
-    if not isinstance(said, list):
-        yield path.name, said
-        return
-    for number, one in enumerate(said, 1):
-        yield f"{path.name} chat {number}", one
-
-
-def _raising(error: Exception) -> Any:
-    def read() -> None:
-        raise LeftOut(str(error))
-
-    return read
 
 
 def _turns(said: object) -> Turns:

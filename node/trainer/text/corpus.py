@@ -6,33 +6,15 @@ file with an end-of-document id after each, held-out ones into another; both are
 Block b is the b-th run of `block_sequences * sequence_tokens` tokens; sequences overlap by the one
 token that is input to one and target to the next.
 
-Where documents come from:
-
-- `python-stdlib`: the .py files of the running interpreter's standard library, sorted by path,
-  without installed packages and without its test suites (made of deliberately broken files).
-- `file`: one text file, cut at line ends into documents of about `PIECE_CHARS`, or else the whole
-  file would fall on one side of the split.
-- `folder`: every file below it with one of `TEXT_SUFFIXES`, sorted by path.
-- `parquet`: a file or a folder of them; the text is in the column `text_field`.
-- `hub`: a data set of the Hugging Face hub, `owner/name` or `owner/name:configuration`, split
-  `train`; never anything local. Data sets that need code of their own are refused by `datasets`
-  itself.
-- `chats`: a file or a folder of conversations (`node.trainer.text.chats`), written by the chat
-  template of the project's tokenizer. Answers are learned, all else is context, whose ids are read
-  as -1 - id. They are packed (`node.trainer.text.rows`), so sequences do not overlap.
-
-Reading goes through `datasets` as a stream, so a corpus larger than memory is fine. `datasets` is
-imported only where a corpus is built: a trainer that finds the cache filled starts without it. The
-cache follows changes of local files; a hub data set is read once and then kept. Nothing is evicted:
-deleting the cache directory is always safe.
+Where documents come from is in `node.trainer.text.sources`. Chats are packed
+(`node.trainer.text.rows`), so their sequences do not overlap. The cache follows changes of local
+files; a hub data set is read once and then kept. Nothing is evicted: deleting the cache directory
+is always safe.
 """
 
 from __future__ import annotations
 
-import glob
-import os
-import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -44,8 +26,9 @@ from blake3 import blake3
 
 from host.files.pinned_files import PinnedFiles, key_of
 from node.trainer.data_cache import filled
+from node.trainer.text import sources
 from node.trainer.text.chat_template import ChatSettings, chat_settings
-from node.trainer.text.chats import CHAT_SUFFIXES, Chat, LeftOut, Tally, read_chats
+from node.trainer.text.chats import LeftOut, Tally
 from node.trainer.text.reader import STARTS, Sequences
 from node.trainer.text.rows import RowPacker
 from node.trainer.text.token_files import (
@@ -65,21 +48,13 @@ from node.trainer.text.token_files import (
 from node.trainer.text.tokenizer import TokenizerVocabulary, Vocabulary, load_vocabulary
 from protocol.errors import UserError
 from protocol.log.permutation import block_at
-from protocol.project import DataSpec, DocumentRule, TokenizerSpec, hub_name
+from protocol.project import DataSpec, DocumentRule, TokenizerSpec
 
 CACHE_FORMAT: Final = 1
 """Raised when the meaning of cached files changes."""
 
-TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".c", ".h", ".rs", ".js", ".ts"})
-SKIPPED_FOLDERS: Final = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
-)
-PIECE_CHARS: Final = 4096
 BATCH_DOCUMENTS: Final = 256
 """Documents tokenised at once: enough to keep `tokenizers` busy, small in memory."""
-
-CHATS: Final = "chats"
-"""Source of conversations."""
 
 
 class CorpusDescription(NamedTuple):
@@ -111,7 +86,7 @@ class Corpus:
         self._seed = seed
         self._train = map_tokens(folder / TRAIN_FILE, self.facts.train_tokens, self.facts)
         self._heldout = map_tokens(folder / HELDOUT_FILE, self.facts.heldout_tokens, self.facts)
-        is_packed = spec.source == CHATS
+        is_packed = spec.source == sources.CHATS
         self._stride = spec.sequence_tokens + is_packed
         """From one sequence to the next."""
         self._marks_ends = documents == "separate" and not is_packed
@@ -133,7 +108,7 @@ class Corpus:
             )
 
     def _too_short(self, spec: DataSpec) -> str:
-        if spec.source == CHATS:
+        if spec.source == sources.CHATS:
             return (
                 f"The chats to train on fill {self.facts.train_tokens // self._stride} sequences,"
                 f" one block has {spec.block_sequences}. Add chats, or lower sequence_tokens or"
@@ -203,7 +178,7 @@ def _tokenised(
     vocabulary = load_vocabulary(spec.tokenizer, tokenizer, cache)
     # Of a pinned one the content counts, and not where it came from.
     name = spec.tokenizer if tokenizer is None else key_of(tokenizer).hex()
-    chats = _settings_of(spec, tokenizer, cache) if spec.source == CHATS else None
+    chats = _settings_of(spec, tokenizer, cache) if spec.source == sources.CHATS else None
     pinned = msgspec.structs.replace(spec, tokenizer=name)
     return _filled(pinned, cache, vocabulary, chats, documents), vocabulary
 
@@ -248,23 +223,6 @@ def describe_corpus(
     return CorpusDescription(corpus.local_blocks, corpus.facts.digest, corpus.facts.notes)
 
 
-def survey_chats(spec: DataSpec) -> Tally:
-    """Which chats of a source can be used, as far as can be told without its tokenizer.
-
-    UserError if none can, or if they cannot be read. Light: no model is loaded.
-    """
-    tally = Tally()
-    for _ in _chats(spec, _listing(spec), tally):
-        tally.used += 1
-    tally.require_some(spec.location)
-    return tally
-
-
-def local_bytes(spec: DataSpec) -> int:
-    """Size of the local files of a source; 0 for the hub. UserError if there are none."""
-    return sum(path.stat().st_size for path in _listing(spec))
-
-
 def is_heldout(text: str, heldout_frac: float) -> bool:
     """Whether a document belongs to the held-out split: a fact of its text alone."""
     return is_drawn(drawn(text), heldout_frac)
@@ -285,7 +243,7 @@ def _settings_of(spec: DataSpec, tokenizer: TokenizerSpec | None, cache: Path) -
 def _larger(spec: DataSpec, facts: CorpusFacts) -> str:
     """What the owner can do where too little is held out."""
     for fraction, tokens in zip(FRACTIONS, facts.tokens_held_out_at, strict=False):
-        enough = 0 if spec.source == CHATS else spec.sequence_tokens
+        enough = 0 if spec.source == sources.CHATS else spec.sequence_tokens
         if fraction > spec.heldout_frac and tokens > enough:
             return (
                 f"Set heldout_frac = {fraction:g} under [data], which holds out {tokens:,} tokens,"
@@ -304,7 +262,7 @@ def _filled(
     chats: ChatSettings | None,
     documents: DocumentRule,
 ) -> Path:
-    files = _listing(spec)
+    files = sources.listing(spec)
     marks = chats is not None and documents == "separate"
     folder = cache / f"corpus-{_cache_key(spec, files, marks=marks)}"
 
@@ -319,7 +277,7 @@ def _cache_key(spec: DataSpec, files: list[Path], *, marks: bool) -> str:
     """Changes with everything that the token files depend on."""
     hasher = blake3(derive_key_context=CORPUS_CONTEXT)
     parts = (spec.source, spec.location, spec.text_field, spec.tokenizer, spec.heldout_frac)
-    if spec.source == CHATS:
+    if spec.source == sources.CHATS:
         parts += (spec.sequence_tokens,)  # type: ignore[assignment]
     if marks:
         parts += ("marks",)  # type: ignore[assignment]
@@ -344,8 +302,9 @@ def _build(
     token_bytes = 2 if vocabulary.size <= 1 << 16 and chats is None else 4
     with TokenWriter(folder, spec.heldout_frac, token_bytes=token_bytes) as writer:
         if chats is None:
-            _tokenise(_documents(spec, files), vocabulary, writer)
-            notes: tuple[str, ...] = ()
+            tally = Tally("texts")
+            _tokenise(sources.documents(spec, files, tally), vocabulary, writer)
+            notes = tally.words
         else:
             notes = _tokenise_chats(spec, files, vocabulary, chats, writer, marks)
         writer.finish(notes)
@@ -381,7 +340,7 @@ def _tokenise_chats(
         )
         for side in (0, 1)
     ]
-    stream = _chats(spec, files, tally)
+    stream = sources.chats(spec, files, tally)
     with bounded_memory():
         while batch := list(islice(stream, BATCH_DOCUMENTS)):
             written = []
@@ -399,114 +358,3 @@ def _tokenise_chats(
         packer.finish()
     tally.require_some(spec.location)
     return tally.words
-
-
-# ---------------------------------------------------------------------------------- the sources
-
-
-def _listing(spec: DataSpec) -> list[Path]:
-    """The local files of a source, sorted; empty for the hub. UserError if there are none."""
-    if spec.source == "hub":
-        return []
-    if spec.source == "python-stdlib":
-        return _files_below(Path(sysconfig.get_path("stdlib")), frozenset({".py"}), SKIPPED_FOLDERS)
-    root = Path(spec.location).expanduser().resolve()
-    if spec.source == "file" or (spec.source in ("parquet", CHATS) and root.is_file()):
-        if not root.is_file():
-            raise UserError(f"There is no file {root}. Correct `location` in the project file.")
-        return [root]
-    suffixes = {"parquet": frozenset({".parquet"}), CHATS: CHAT_SUFFIXES}
-    return _files_below(root, suffixes.get(spec.source, TEXT_SUFFIXES), frozenset())
-
-
-def _files_below(root: Path, suffixes: frozenset[str], skipped: frozenset[str]) -> list[Path]:
-    if not root.is_dir():
-        raise UserError(f"There is no folder {root}. Correct `location` in the project file.")
-    found: list[Path] = []
-    for folder, inner, names in os.walk(root):
-        inner[:] = sorted(name for name in inner if name not in skipped)
-        found += [Path(folder, name) for name in sorted(names) if Path(name).suffix in suffixes]
-    if not found:
-        raise UserError(
-            f"{root} holds no file ending in {', '.join(sorted(suffixes))}."
-            " Correct `location` in the project file."
-        )
-    return found
-
-
-def _documents(spec: DataSpec, files: list[Path]) -> Iterator[str]:
-    """Every document with text in it. UserError if the source cannot be read."""
-    import datasets
-    import datasets.exceptions
-
-    # `datasets` takes names for patterns, so a bracket in one would find nothing.
-    names = [glob.escape(str(path)) for path in files]
-    text = {"split": "train", "streaming": True, "encoding_errors": "replace"}
-    try:
-        if spec.source == "hub":
-            name, configuration = _on_the_hub(spec.location)
-            rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
-        elif spec.source == "parquet":
-            rows = datasets.load_dataset("parquet", data_files=names, split="train", streaming=True)
-        elif spec.source == "file":
-            text |= {"sample_by": "line", "keep_linebreaks": True}
-            rows = datasets.load_dataset("text", data_files=names, **text)
-        else:
-            rows = datasets.load_dataset("text", data_files=names, sample_by="document", **text)
-        field = spec.text_field if spec.source in ("hub", "parquet") else "text"
-        texts = _field_of(rows, field, spec.location)
-        yield from _pieces(texts) if spec.source == "file" else (one for one in texts if one)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(
-            f"The text source {spec.source} {spec.location!r} cannot be read ({error})."
-            " Check `location`, your access to it and, for the hub, the network."
-        ) from error
-
-
-def _chats(spec: DataSpec, files: list[Path], tally: Tally) -> Iterator[Chat]:
-    try:
-        yield from read_chats(files, tally)
-    except OSError as error:
-        raise UserError(f"The chats in {spec.location} cannot be read ({error}).") from error
-
-
-def _on_the_hub(location: str) -> tuple[str, str]:
-    """Name and configuration of a data set. UserError for anything that would be read locally."""
-    known = hub_name(location)
-    if known is None:
-        raise UserError(
-            f"{location!r} does not name a data set of the hub. Write `location` as OWNER/NAME or"
-            " OWNER/NAME:CONFIGURATION, or use file, folder or parquet for your own text."
-        )
-    if Path(known[0]).exists():
-        # `datasets` prefers a local folder of that name, which the project must not choose.
-        raise UserError(
-            f"There is a file or folder {known[0]} here, which would be read in place of the data"
-            " set of that name on the hub. Start Shoal from another folder."
-        )
-    return known
-
-
-def _field_of(rows: Iterable[dict[str, object]], field: str, location: str) -> Iterator[str]:
-    for row in rows:
-        text = row.get(field)
-        if not isinstance(text, str):
-            raise UserError(
-                f"{location!r} has no text in the field {field!r}; its fields are"
-                f" {', '.join(sorted(row))}. Set `text_field` in the project file."
-            )
-        yield text
-
-
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Lines joined into documents of at least `PIECE_CHARS`, the last one excepted."""
-    held: list[str] = []
-    chars = 0
-    for line in lines:
-        held.append(line)
-        chars += len(line)
-        if chars >= PIECE_CHARS:
-            yield "".join(held)
-            held, chars = [], 0
-    if chars:
-        yield "".join(held)

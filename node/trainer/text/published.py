@@ -18,8 +18,9 @@ from blake3 import blake3
 
 from host.files.shard_files import HOST, MANIFEST, ShardFiles, shard_name, shards_root
 from node.trainer.data_cache import filled
-from node.trainer.text.corpus import CHATS, Corpus
+from node.trainer.text.corpus import Corpus
 from node.trainer.text.reader import STARTS, Sequences
+from node.trainer.text.sources import CHATS
 from node.trainer.text.token_files import CorpusFacts
 from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
 from protocol import decoders, limits

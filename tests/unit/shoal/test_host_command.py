@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from pyarrow import Table, parquet
 
 from host.files.signed_project import read_signed
+from protocol.errors import UserError
 from shoal.__main__ import main
 from shoal.machine import host_command
 from shoal.machine.host_command import source_of
@@ -54,6 +56,17 @@ def test_a_folder_becomes_a_signed_project_with_its_text_published(
     said = capsys.readouterr().out
     assert "wrote my-letters.toml, with every setting explained" in said
     assert "parameters  8" in said
+
+
+def test_rows_of_text_become_a_signed_project_by_the_field_that_they_have(
+    started, tmp_path, capsys
+):
+    rows = [json.dumps({"content": f"letter {number} " * 200}) for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, '{"content": ""}']))
+    assert main(["host", "rows.jsonl", "--name", "rows"]) == 0
+    data = read_signed(tmp_path / "rows.shoal").genesis.data
+    assert (data.source, data.text_field) == ("jsonl", "content")
+    assert "1 of 41 texts left out: rows.jsonl line 41" in capsys.readouterr().out
 
 
 def test_what_it_is_for_and_where_the_page_is(started, texts, tmp_path, capsys):
@@ -120,11 +133,16 @@ def test_a_text_that_is_too_short_leaves_a_file_to_correct(started, tmp_path, ca
 
 
 def test_what_a_path_holds_is_seen(tmp_path):
-    for name in ("a.txt", "b.parquet", "c.jsonl"):
-        (tmp_path / name).write_text("x")
+    (tmp_path / "a.txt").write_text("x")
     assert source_of(tmp_path / "a.txt") == "file"
-    assert source_of(tmp_path / "b.parquet") == "parquet"
-    assert source_of(tmp_path / "c.jsonl") == "chats"
+    for key, kinds in (("text", {"parquet", "jsonl"}), ("messages", {"chats"})):
+        rows = [{key: "x" if key == "text" else []}]
+        (tmp_path / f"{key}.jsonl").write_text(json.dumps(rows[0]) + "\n")
+        parquet.write_table(Table.from_pylist(rows), tmp_path / f"{key}.parquet")
+        assert {source_of(one) for one in tmp_path.glob(f"{key}.*")} == kinds
+    (tmp_path / "odd.parquet").write_text("x")
+    with pytest.raises(UserError, match="cannot be read"):
+        source_of(tmp_path / "odd.parquet")
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "a.md").write_text("x")

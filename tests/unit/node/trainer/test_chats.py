@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from pyarrow import Table, parquet
 
 from node.trainer.setup import TrainerSetup
 from node.trainer.text.chat_template import ChatSettings
@@ -232,6 +233,23 @@ def test_every_sequence_has_something_to_learn_and_every_chat_is_on_its_side(pla
     text = corpus.vocabulary.decode(np.maximum(shown, ~shown).ravel().tolist())
     asked = [f"[user]\n{one.turns[0]['content']}" for one in chats]
     assert sum(one in text for one in asked) == len(heldout)
+
+
+def test_rows_of_parquet_are_the_chats_that_lines_are(place, tokenizer, tmp_path):
+    texts = write_chats(tmp_path / "lines")
+    rows = [
+        {"id": number, "messages": one.turns}
+        for number, one in enumerate(read(*sorted(texts.iterdir()))[0])
+    ]
+    parquet.write_table(Table.from_pylist([*rows, {"id": -1}]), tmp_path / "chats.parquet")
+    found = [
+        describe_corpus(chats_spec(one), cache=place / "cache", tokenizer=tokenizer)
+        for one in (texts, tmp_path / "chats.parquet")
+    ]
+    assert found[1].digest == found[0].digest
+    assert found[1].notes == (
+        "1 of 121 chats left out: chats.parquet row 121: has no list of messages",
+    )
 
 
 def test_a_copy_elsewhere_has_the_same_digest_and_another_length_another(place, tokenizer):

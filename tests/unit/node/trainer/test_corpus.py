@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from node.trainer.text.corpus import PIECE_CHARS, describe_corpus, is_heldout, open_corpus
+from node.trainer.text.corpus import describe_corpus, is_heldout, open_corpus
+from node.trainer.text.sources import PIECE_CHARS
 from node.trainer.text.tokenizer import load_vocabulary
 from node.trainer.tools.export import byte_tokenizer
 from protocol.errors import UserError
@@ -144,9 +145,12 @@ def test_parquet_takes_the_named_column(tmp_path, cache):
     assert opened(spec, cache).facts.train_documents == sum(
         not is_heldout(row, 0.2) for row in rows
     )
-    for field in ("text", "stars"):
+    for field, words in (
+        ("text", "no text in the field 'text'; its columns are body, stars.*text_field"),
+        ("stars", "row 1 has a number in the field 'stars', where a text is wanted.*text_field"),
+    ):
         wrong = data_spec(tmp_path / "rows.parquet", source="parquet", text_field=field)
-        with pytest.raises(UserError, match=f"'{field}'.*body, stars.*text_field"):
+        with pytest.raises(UserError, match=words):
             describe_corpus(wrong, cache=cache)
 
 
@@ -160,8 +164,11 @@ def test_the_hub_is_streamed_with_name_configuration_and_split(cache, monkeypatc
         return ({"text": f"story {number} " * 80} for number in range(60))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    streamed = {"split": "train", "streaming": True}
     opened(data_spec("owner/stories:small", source="hub"), cache)
-    assert calls == [(("owner/stories", "small"), {"split": "train", "streaming": True})]
+    assert calls.pop() == (("owner/stories", "small"), streamed)
+    opened(data_spec("owner/stories@v1.0", source="hub"), cache)
+    assert calls.pop() == (("owner/stories", None), {**streamed, "revision": "v1.0"})
 
 
 def test_an_unreachable_hub_is_explained(cache, monkeypatch):
@@ -177,7 +184,18 @@ def test_an_unreachable_hub_is_explained(cache, monkeypatch):
 
 @pytest.mark.parametrize(
     "location",
-    ["/some/folder", "text", "./rows", "../rows", "owner/..", "a/b/c", "", "owner/n ame"],
+    [
+        "/some/folder",
+        "text",
+        "./rows",
+        "../rows",
+        "owner/..",
+        "a/b/c",
+        "",
+        "owner/n ame",
+        "a/b@",
+        "a/b@../c",
+    ],
 )
 def test_a_hub_name_never_reads_a_local_folder(location, cache, tmp_path, monkeypatch):
     import datasets
