@@ -63,6 +63,9 @@ HELD_PIECES_MAX = 65_536
 SHARD_BYTES_MAX = 64 << 20
 """Of published data in one blob. They are cut at about half a megabyte; a block may be larger."""
 
+MIXTURE_SOURCES_MAX = 32
+"""Sources in a mixture."""
+
 SHARDS_MAX = 65_536
 """Of the training data of one project, and of what is held out: 32 GiB of half a megabyte each."""
 

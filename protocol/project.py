@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -88,17 +88,20 @@ class ModelSpec(Struct, frozen=True, array_like=True):
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=limits.TENSORS_MAX)]
 
 
+TextKind = Literal["python-stdlib", "file", "folder", "parquet", "hub", "chats", "jsonl"]
+LOCAL_KINDS: Final = frozenset({"file", "folder", "parquet", "chats", "jsonl", "images"})
+"""Sources that are files, which whoever reads them must have."""
+
+
 class DataSpec(Struct, frozen=True, array_like=True):
     """Where text comes from and how it is cut into leased blocks of fixed-length sequences."""
 
-    source: Literal[
-        "python-stdlib", "file", "folder", "parquet", "hub", "own", "chats", "images", "jsonl"
-    ]
+    source: TextKind | Literal["own", "images", "mixture"]
     """`own`: the training code brings its data, of any kind. `chats`: conversations, of which the
     answers are learned. `images`: pictures with a class each; then what is said of sequences and
-    documents here is said of them."""
+    documents here is said of them. `mixture`: what `Genesis.mixture` names."""
     location: Text
-    """Path, or the `hub_data` of a data set; empty for `python-stdlib`."""
+    """Path, or the `hub_data` of a data set; empty for `python-stdlib` and for a mixture."""
     text_field: Name
     tokenizer: Text
     """`bytes`, `base` for the base model's, or the path or `hub_name` of a `tokenizers` one."""
@@ -112,6 +115,21 @@ class DataSpec(Struct, frozen=True, array_like=True):
     """Share of documents, chosen by content hash, that nobody trains on."""
     digest: Digest
     """Hash of the training split where the project was signed; other hosts compare and say so."""
+
+
+class MixedSource(Struct, frozen=True, array_like=True):
+    """One of several sources of text that a project trains on, each by its weight."""
+
+    source: TextKind
+    location: Text
+    """As `DataSpec.location`."""
+    text_field: Name
+    weight: Annotated[float, Meta(gt=0.0, le=1e6)]
+    """In proportion to those of the others: share of the sequences that are trained on."""
+    sequences: Positive
+    """To train on, as counted where the project was signed."""
+    digest: Digest
+    """Hash of its training split where the project was signed."""
 
 
 class BaseTensor(Struct, frozen=True, array_like=True):
@@ -298,6 +316,20 @@ class Genesis(Struct, frozen=True, array_like=True):
     documents: DocumentRule = None
     published: PublishedSpec | None = None
     """The data come from other hosts; None: every learner has them itself."""
+    mixture: (
+        Annotated[
+            tuple[MixedSource, ...], Meta(min_length=2, max_length=limits.MIXTURE_SOURCES_MAX)
+        ]
+        | None
+    ) = None
+    """What `data` is made of; None: of what it names itself."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of the sources that are trained on."""
+        return frozenset(
+            one.source for one in (self.mixture if self.mixture is not None else (self.data,))
+        )
 
     @property
     def writes(self) -> bool:

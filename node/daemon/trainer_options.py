@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 from host.files.keystore import Identity
 from host.files.local_settings import Settings
@@ -15,7 +16,7 @@ from node.trainer.link.messages import Configure
 from node.trainer.own import installed
 from protocol import limits, wire
 from protocol.errors import UserError
-from protocol.project import DataSpec, Genesis, hub_data, hub_name
+from protocol.project import LOCAL_KINDS, DataSpec, Genesis, MixedSource, hub_data, hub_name
 
 log = logging.getLogger("shoal.node")
 
@@ -36,19 +37,40 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
         return options.data
     if data.source == "own":
         return data.location if _is_owners(options) else ""
-    is_local = data.source in ("file", "folder", "parquet", "chats", "images", "jsonl")
-    if is_local and not _is_owners(options):
+    if genesis.mixture is not None:
+        return _mixture_location(options, genesis.mixture)
+    if data.source in LOCAL_KINDS and not _is_owners(options):
         raise UserError(
             f"This project does not publish its {_kind(data)}. Get a copy of {data.source} "
             f"{data.location!r} from its owner, put it anywhere on this machine, and say where: "
             "shoal join --data PATH 'LINK'"
         )
+    _require_hub_name(data)
+    return data.location
+
+
+def _mixture_location(options: NodeOptions, mixture: tuple[MixedSource, ...]) -> str:
+    """Empty: where the project says. UserError if that would be files that are not the owner's."""
+    files = [one for one in mixture if one.source in LOCAL_KINDS]
+    if files and not _is_owners(options):
+        named = ", ".join(repr(Path(one.location).name) for one in files)
+        raise UserError(
+            f"This project does not publish its text, a mixture of {len(mixture)} sources. Get "
+            f"copies of {named} from its owner, put them into one folder under these names, and "
+            "say where: shoal join --data FOLDER 'LINK'"
+        )
+    for one in mixture:
+        _require_hub_name(one)
+    return ""
+
+
+def _require_hub_name(data: DataSpec | MixedSource) -> None:
+    """UserError if a data set of the hub is called by something else, which may be a path."""
     if data.source == "hub" and hub_data(data.location) is None:
         raise UserError(
             f"This project names {data.location!r} as a data set of the hub, which is no name of "
             "one. Nothing here is read for it. Ask the project's owner to correct its location."
         )
-    return data.location
 
 
 def _kind(data: DataSpec) -> str:

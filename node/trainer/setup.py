@@ -146,10 +146,7 @@ class TrainerSetup:
             cache = Path(configure.data_cache)
             if genesis.published is not None:
                 return open_data(genesis, cache, shards=configure.data_location or HOST)
-            data = genesis.data
-            if configure.data_location is not None:
-                data = msgspec.structs.replace(data, location=configure.data_location)
-            return open_data(msgspec.structs.replace(genesis, data=data), cache)
+            return open_data(read_at(genesis, configure.data_location), cache)
 
     def _made(self, start: Start) -> Trainer:
         """The trainer, with weights of the project's seed."""
@@ -310,20 +307,27 @@ def open_data(genesis: Genesis, cache: Path, *, shards: str = HOST) -> Data:
     return MaskedText(text, genesis.masked, seed=genesis.seed)
 
 
+def read_at(genesis: Genesis, location: str | None) -> Genesis:
+    """The project with its data at another place; None, and "" for a mixture: at its own."""
+    if genesis.mixture is None:
+        at = genesis.data.location if location is None else location
+        data = msgspec.structs.replace(genesis.data, location=at)
+        return msgspec.structs.replace(genesis, data=data)
+    from node.trainer.text.mixture import located
+
+    if not location:
+        return genesis
+    return msgspec.structs.replace(genesis, mixture=located(genesis.mixture, location))
+
+
 def open_text(genesis: Genesis, cache: Path, *, shards: str = HOST) -> Corpus:
     """The project's text: published, or this machine's copy. UserError if it cannot be read."""
-    from node.trainer.text.corpus import open_corpus
+    from node.trainer.text.mixture import open_sources
     from node.trainer.text.published import open_published
 
     if genesis.published is not None:
         return open_published(genesis, cache=cache, owner=shards)
-    return open_corpus(
-        genesis.data,
-        seed=genesis.seed,
-        cache=cache,
-        tokenizer=genesis.tokenizer,
-        documents=genesis.documents,
-    )
+    return open_sources(genesis, cache=cache)
 
 
 def _vocabulary_size(data: Data | None) -> int:

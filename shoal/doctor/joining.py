@@ -18,7 +18,7 @@ from host.options import NodeOptions
 from node.daemon import trainer_options
 from protocol.errors import UserError
 from protocol.log.state import SwarmState
-from protocol.project import Charter, DataSpec, Genesis, ImageSpec
+from protocol.project import LOCAL_KINDS, Charter, DataSpec, Genesis, ImageSpec, MixedSource
 from shoal.doctor import diagnosis
 from shoal.doctor.findings import Finding, OwnText, Topic
 from syncer_node.machine.trust.invites import Invites
@@ -77,14 +77,37 @@ def _text(options: NodeOptions, genesis: Genesis) -> Iterator[Finding]:
         yield found
     elif genesis.published is not None:
         yield Topic("text").good("other hosts give it, as it is trained on")
+    elif genesis.mixture is not None:
+        yield _mixture(genesis.mixture, genesis.data, location)
     elif genesis.data.source == "chats":
         yield diagnosis.own_chats(location, own_text(genesis.data, location))
     elif genesis.images is not None:
         yield _images(genesis.data, genesis.images, location)
-    elif genesis.data.source in ("file", "folder", "parquet", "jsonl"):
+    elif genesis.data.source in LOCAL_KINDS:
         yield _copy(options.home, genesis, location)
     elif genesis.data.source == "hub":
         yield Topic("text").good(f"it comes from the Hugging Face hub: {location}")
+
+
+def _mixture(mixture: tuple[MixedSource, ...], data: DataSpec, location: str) -> Finding:
+    """Whether the files of all its sources are there; they are read later."""
+    import msgspec
+
+    from node.trainer.text import mixture as mixtures
+    from node.trainer.text import sources
+
+    size_bytes = 0
+    try:
+        for one in mixtures.located(mixture, location) if location else mixture:
+            spec = msgspec.structs.replace(data, source=one.source, location=one.location)
+            size_bytes += sources.local_bytes(spec)
+    except UserError as error:
+        return Topic("text").trouble(*_parted(str(error)))
+    seen = Topic("text", bytes=float(size_bytes))
+    return seen.good(
+        f"all {len(mixture)} sources of the mixture are at hand, {size_bytes / 1e6:.1f} MB of files"
+        "; not read yet"
+    )
 
 
 def own_text(data: DataSpec, path: str) -> OwnText:

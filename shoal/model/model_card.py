@@ -15,7 +15,7 @@ from host.runtime import software
 from protocol.ids import short
 from protocol.limits import WIRE_VERSION
 from protocol.log.accounts import Account
-from protocol.project import Charter, DataSpec, Genesis, hub_data, hub_source
+from protocol.project import Charter, DataSpec, Genesis, MixedSource, hub_data, hub_source
 from shoal.common import versions
 from tui.text import fmt
 
@@ -150,10 +150,11 @@ def _metadata(genesis: Genesis, library: str) -> str:
     from huggingface_hub import ModelCardData
 
     base = hub_source(genesis.base.source) if genesis.base is not None else None
-    named = hub_data(genesis.data.location) if genesis.data.source == "hub" else None
+    sources = genesis.mixture or (genesis.data,)
+    named = [hub_data(one.location) for one in sources if one.source == "hub"]
     found = ModelCardData(
         base_model=base[0] if base is not None else None,
-        datasets=[named.name] if named is not None else None,
+        datasets=sorted({one.name for one in named if one is not None}) or None,
         library_name=library if genesis.trainer is None else None,
         pipeline_tag=_task(genesis),
         tags=["shoal", "decoupled-diloco"],
@@ -200,7 +201,7 @@ def _facts(project: OpenedProject, chosen: Choice, stored: str) -> Iterator[Row]
         )
     what = "the moving average of the versions until then, " if chosen.is_average else ""
     yield "Weights", f"{what}stored as {stored}, trained in f32"
-    yield ("Images" if genesis.images is not None else "Text"), _text(genesis.data)
+    yield ("Images" if genesis.images is not None else "Text"), _text(genesis)
     if genesis.images is not None:
         names = ", ".join(genesis.images.classes[:CLASSES_SHOWN])
         rest = len(genesis.images.classes) - CLASSES_SHOWN
@@ -230,8 +231,18 @@ def _origin(genesis: Genesis) -> str:
     return f"`{named[0]}`, revision `{named[1]}`"
 
 
-def _text(data: DataSpec) -> str:
-    """Where the text is from; of a path its last part only, for the rest is private."""
+def _text(genesis: Genesis) -> str:
+    """Where the text is from; of a mixture every source, with its share."""
+    digest = f"digest of the training part `{genesis.data.digest.hex()[:16]}`"
+    if genesis.mixture is None:
+        return f"{_source(genesis.data)}; {digest}"
+    whole = sum(one.weight for one in genesis.mixture)
+    parts = [f"{one.weight / whole:.1%} {_source(one)}" for one in genesis.mixture]
+    return f"{'; '.join(parts)}; {digest}"
+
+
+def _source(data: DataSpec | MixedSource) -> str:
+    """Of a path its last part only, for the rest is private."""
     named = hub_data(data.location)
     if data.source == "hub" and named is not None:
         words = f"`{named.name}`"
@@ -246,7 +257,7 @@ def _text(data: DataSpec) -> str:
     else:
         kind = "folder" if data.source == "images" else data.source
         words = f"{plain(Path(data.location).name)}, a {kind} of its owner's"
-    return f"{words}; digest of the training part `{data.digest.hex()[:16]}`"
+    return words
 
 
 def _curve(chosen: Choice) -> str:

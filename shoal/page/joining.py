@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.project import Charter, Genesis, hub_data, hub_source
+from protocol.project import LOCAL_KINDS, Charter, Genesis, MixedSource, hub_data, hub_source
 from shoal.doctor import requirements
 from shoal.page import words
 from shoal.page.facts import SENTENCE_CHARS_MAX, JoinFacts
@@ -71,13 +71,15 @@ def _base(genesis: Genesis) -> str:
 
 def _text(genesis: Genesis) -> str:
     data = genesis.data
+    whose = "published" if genesis.published is not None else "chosen"
+    if genesis.mixture is not None:
+        return f"a mixture of {len(genesis.mixture)} sources of text that the owner has {whose}"
     if data.source == "python-stdlib":
         return "the source of Python's own library"
     if data.source == "hub":
         return f"the data set {_hub(data.location)}"
     if data.source == "own":
         return "data of its own"
-    whose = "published" if genesis.published is not None else "chosen"
     kind = {"chats": "chats", "images": "images"}.get(data.source, "text")
     return f"{kind} that the owner has {whose}"
 
@@ -100,6 +102,8 @@ def _data(genesis: Genesis) -> list[str]:
     data = genesis.data
     if genesis.published is not None:
         return ["Nothing else: the text comes from the project's hosts."]
+    if genesis.mixture is not None:
+        return _mixture(genesis.mixture)
     if data.source == "python-stdlib":
         return ["Nothing else: Python brings the text."]
     if data.source == "hub":
@@ -107,6 +111,17 @@ def _data(genesis: Genesis) -> list[str]:
     if data.source == "own":
         return []
     return [f"You need {_COPIES[data.source]}: ask the owner, and name the place with --data."]
+
+
+def _mixture(mixture: tuple[MixedSource, ...]) -> list[str]:
+    """What files of it somebody must have; the rest comes from the hub, or with Python."""
+    files = sum(one.source in LOCAL_KINDS for one in mixture)
+    if not files:
+        return ["Nothing else: its sources are fetched from the Hugging Face hub."]
+    return [
+        f"You need copies of {files} of the {len(mixture)} sources in one folder: ask the owner, "
+        "and name the folder with --data."
+    ]
 
 
 def _code(genesis: Genesis) -> list[str]:

@@ -194,8 +194,26 @@ def _summary(project: signed_project.OpenedProject, target: Path, word: str) -> 
         *([f"data        {_read_as(genesis)}"] if genesis.images is not None else []),
         f"tokens      {project.charter.limits.tokens:,} to train; one pass over the "
         f"{'text' if genesis.images is None else 'images'} is {pass_tokens:,}",
+        *_sources(genesis),
         *([f"published   {_published(genesis)}"] if genesis.published is not None else []),
     ]
+
+
+def _sources(genesis: Genesis) -> list[str]:
+    """The sources of a mixture: their shares, and how often a pass reads each."""
+    if genesis.mixture is None:
+        return []
+    data, whole = genesis.data, sum(one.weight for one in genesis.mixture)
+    lines = []
+    for one in genesis.mixture:
+        share = one.weight / whole
+        times = share * data.blocks * data.block_sequences / one.sequences
+        tokens = one.sequences * data.sequence_tokens
+        what = printable(f"{one.source} {one.location}".rstrip(), TEXT_CHARS_MAX)
+        lines.append(
+            f"source      {share:.1%} {what}: {tokens:,} tokens, read {times:.1f} times in a pass"
+        )
+    return lines
 
 
 def _published(genesis: Genesis) -> str:
@@ -215,14 +233,11 @@ def _left_out(genesis: Genesis, home: Home) -> list[str]:
     """What of the owner's chats or texts cannot be used."""
     if genesis.images is not None or genesis.data.source == "own":
         return []
-    from node.trainer.text.corpus import describe_corpus
+    from node.trainer.text.mixture import open_sources
 
-    cache = home.data_cache()
-    found = describe_corpus(
-        genesis.data, cache=cache, tokenizer=genesis.tokenizer, documents=genesis.documents
-    )
+    notes = open_sources(genesis, cache=home.data_cache()).facts.notes
     what = "chats" if genesis.data.source == "chats" else "texts"
-    return [f"{what:<12}{words}" for words in found.notes]
+    return [f"{what:<12}{words}" for words in notes]
 
 
 def _about_adapter(adapter: AdapterSpec) -> list[str]:
@@ -272,6 +287,7 @@ def show(
         *(_about_adapter(genesis.adapter) if genesis.adapter is not None else []),
         f"data        {' '.join([data.source, data.location]).strip()}, {_read_as(genesis)}, "
         f"{data.blocks:,} blocks of {data.block_sequences} x {data.sequence_tokens} tokens",
+        *_sources(genesis),
         *([f"published   {_published(genesis)}"] if genesis.published is not None else []),
         f"tokens      {charter.limits.tokens:,}",
         f"inner       {charter.inner.optimizer}, learning rate {charter.inner.learning_rate:g}, "

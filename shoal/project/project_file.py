@@ -19,7 +19,7 @@ from protocol import project as specs
 from protocol.errors import UserError
 from protocol.ids import NodeKey
 from shoal.common import toml_tables as toml
-from shoal.project import sources, starting_point
+from shoal.project import data_section, sources, starting_point
 from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
@@ -61,6 +61,8 @@ class ProjectFile(Struct, frozen=True):
     strategy: specs.FragmentStrategy
     data: specs.DataSpec
     """Not counted yet: `blocks` and `digest` are blank."""
+    mixture: tuple[specs.MixedSource, ...] | None
+    """Its sources, not counted yet; None: there is one, which `data` names."""
     documents: specs.DocumentRule
     image_size: int | None
     """Height and width in pixels; None: the model's configuration says it."""
@@ -115,7 +117,7 @@ def parse(text: str, path: Path) -> ProjectFile:
         path=path,
         **_project(tables["project"], place.below("project")),
         **_model(tables["model"], place.below("model"), path),
-        **_data(tables["data"], place.below("data"), path),
+        **data_section.read(tables["data"], place.below("data"), path),
         inner=specs.InnerSpec(
             **toml.read_table(
                 tables["training"],
@@ -220,63 +222,6 @@ def _base(value: object, place: toml.Place, path: Path) -> str:
             raise place.error(f"must be hub:OWNER/NAME@REVISION, not {toml.shown(value)}")
         return value
     return str(path.absolute().parent / Path(value).expanduser())
-
-
-def _data(value: object, place: toml.Place, path: Path) -> dict[str, Any]:
-    table = dict(toml.as_table(value, place))
-    beside_them: dict[str, Any] = {
-        "image_size": None,
-        "masked_frac": None,
-        "documents": None,
-    }
-    for key, kind, field in (
-        ("image_size", specs.ImageSpec, "height"),
-        ("masked_frac", specs.MaskedSpec, "frac"),
-    ):
-        if key in table:
-            read = toml.read_fields({field: table.pop(key)}, kind, place, field)
-            beside_them[key] = read[field]
-    words = Literal["joined", "separate"]
-    said = toml.read_value(table.pop("documents", "joined"), words, place.below("documents"))
-    beside_them["documents"] = None if said == "joined" else said
-    publish = table.pop("publish", False)
-    if not isinstance(publish, bool):
-        raise place.below("publish").error(f"must be true or false, not {toml.shown(publish)}")
-    beside_them["publish"] = publish
-    is_images = table.get("source") == "images"
-    if publish and table.get("source") in ("images", "own"):
-        raise place.below("publish").error(
-            "must be false for images and for data of one's own training code: only text and chats "
-            "are published yet"
-        )
-    values = toml.read_table(
-        table,
-        specs.DataSpec,
-        place,
-        omit=("blocks", "digest"),
-        optional=("text_field", "tokenizer") if is_images else (),
-    )
-    if is_images:
-        values = {"text_field": "text", "tokenizer": "bytes"} | values
-    source, location = values["source"], values["location"]
-    if source == "python-stdlib" and location:
-        at = place.below("location")
-        raise at.error(f'must be "" for the source python-stdlib, not {toml.shown(location)}')
-    if source not in ("python-stdlib", "own") and not location:
-        raise place.below("location").error(f"must not be empty: name what {source} is to read")
-    if source == "hub" and specs.hub_data(location) is None:
-        at = place.below("location")
-        raise at.error(
-            "must be OWNER/NAME or OWNER/NAME:CONFIGURATION, perhaps with @REVISION, not "
-            f"{toml.shown(location)}"
-        )
-    beside = path.absolute().parent
-    is_local = source in ("file", "folder", "parquet", "chats", "images", "jsonl")
-    if is_local and not location.startswith("~"):
-        values["location"] = str(beside / location)
-    if (beside / values["tokenizer"]).is_file():
-        values["tokenizer"] = str(beside / values["tokenizer"])
-    return beside_them | {"data": specs.DataSpec(**values, blocks=1, digest=bytes(32))}
 
 
 def _durability(value: object, place: toml.Place) -> specs.Durability:
@@ -438,7 +383,9 @@ def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pin
         from node.trainer.text.tokenizer_files import fetch_tokenizer
 
         # A wrong path and a hub that is away are told before torch is loaded.
-        local_bytes(file.data)
+        for one in file.mixture or (file.data,):
+            kind = msgspec.structs.replace(file.data, source=one.source, location=one.location)
+            local_bytes(kind)
         if pins != "nothing":
             fetch_tokenizer(file.data.tokenizer)
     from node.trainer import architectures
@@ -469,6 +416,7 @@ def _with_network(file: ProjectFile, owner: NodeKey, data_cache: Path, pins: Pin
         masked=data.masked,
         documents=file.documents,
         images=data.images,
+        mixture=data.mixture,
     )
     if file.publish:
         genesis = msgspec.structs.replace(genesis, published=sources.published(genesis, data_cache))
@@ -498,7 +446,6 @@ def _with_training_code(
     """What the installed training code says of itself, beside what the file says."""
     from node.trainer import making
     from node.trainer.own import installed, samples
-    from node.trainer.text.corpus import describe_corpus
     from node.trainer.text.tokenizer_files import pin_tokenizer
     from protocol.fragments import build_layout
 
@@ -510,9 +457,7 @@ def _with_training_code(
         )
     is_own = data.source == "own"
     tokenizer = None if is_own else pin_tokenizer(data.tokenizer, None, data_cache)
-    counted = None
-    if not is_own:
-        counted = describe_corpus(data, cache=data_cache, tokenizer=tokenizer)
+    source = None if is_own else sources.counted_text(file, tokenizer, data_cache)
     blank = specs.Genesis(
         wire_version=limits.WIRE_VERSION,
         name=file.name,
@@ -524,6 +469,7 @@ def _with_training_code(
         fragments=file.fragments,
         tokenizer=tokenizer,
         trainer=found.spec,
+        mixture=source.mixture if source is not None else None,
     )
     described = making.describe(found.place, blank, file.rules, data_cache)
     build_layout(described.tensors, file.strategy, file.fragments)
@@ -532,17 +478,20 @@ def _with_training_code(
             f"outer.probes_frac must be 0 with the trainer {name}: it has no method `losses`, so"
             " nobody could probe pushes."
         )
-    if counted is None:
+    if source is not None:
+        data = source.spec
+    else:
         if described.data is None:
             raise UserError(
                 f'data.source is "own", and the trainer {name} brings no data. Name a source of'
                 " text, or give its class a method `data`."
             )
         counted = samples.describe(data, described.data)
+        data = msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest)
     made = msgspec.structs.replace(
         blank,
         model=msgspec.structs.replace(blank.model, tensors=described.tensors),
-        data=msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest),
+        data=data,
     )
     if not file.publish:
         return made

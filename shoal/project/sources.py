@@ -28,6 +28,7 @@ class Source(NamedTuple):
     tokenizer: specs.TokenizerSpec | None = None
     masked: specs.MaskedSpec | None = None
     images: specs.ImageSpec | None = None
+    mixture: tuple[specs.MixedSource, ...] | None = None
 
 
 def text(
@@ -39,7 +40,6 @@ def text(
     """
     from node.trainer.making import require_apart
     from node.trainer.model import build_model, check_fits
-    from node.trainer.text.corpus import describe_corpus
     from node.trainer.text.tokenizer import MASK_NAMES, load_vocabulary
     from node.trainer.text.tokenizer_files import pin_tokenizer
 
@@ -49,7 +49,8 @@ def text(
             f"{_bare(file, start).architecture} is for text. Name a classifier of images, such as"
             " ViTForImageClassification, or another data.source."
         )
-    if data.source == "chats" and task == "masked":
+    kinds = {one.source for one in file.mixture or (data,)}
+    if "chats" in kinds and task == "masked":
         raise UserError(
             'data.source can be "chats" only for a decoder, which answers. Name another source of'
             " text."
@@ -75,8 +76,23 @@ def text(
     check_fits(model, data, size)
     if file.documents == "separate":
         require_apart(build_model(model, seed=0), file.documents, size)
-    counted = describe_corpus(data, cache=cache, tokenizer=tokenizer, documents=file.documents)
-    return Source(_counted(data, counted.blocks, counted.digest), tokenizer, masked)
+    counted = counted_text(file, tokenizer, cache)
+    return counted._replace(tokenizer=tokenizer, masked=masked)
+
+
+def counted_text(file: ProjectFile, tokenizer: specs.TokenizerSpec | None, cache: Path) -> Source:
+    """The text of one source or of a mixture, counted. UserError if it cannot be read."""
+    from node.trainer.text.corpus import describe_corpus
+    from node.trainer.text.mixture import describe_mixture
+
+    data, documents = file.data, file.documents
+    if file.mixture is None:
+        counted = describe_corpus(data, cache=cache, tokenizer=tokenizer, documents=documents)
+        return Source(_counted(data, counted.blocks, counted.digest))
+    found = describe_mixture(
+        data, file.mixture, cache=cache, tokenizer=tokenizer, documents=documents
+    )
+    return Source(_counted(data, found.blocks, found.digest), mixture=found.mixture)
 
 
 def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
@@ -84,7 +100,7 @@ def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
 
     UserError if it is too large for that, or nobody else could read it.
     """
-    from node.trainer.text.corpus import open_corpus
+    from node.trainer.text.mixture import open_sources
     from node.trainer.text.published import publish
 
     data, tokenizer = genesis.data, genesis.tokenizer
@@ -94,10 +110,8 @@ def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
             "so its text cannot be published: learners could read it otherwise."
         )
     # Where a text begins is told by the token before it, so shards are the same for either rule.
-    documents = genesis.documents if data.source == "chats" else None
-    corpus = open_corpus(
-        data, seed=genesis.seed, cache=cache, tokenizer=tokenizer, documents=documents
-    )
+    documents = genesis.documents if "chats" in genesis.kinds else None
+    corpus = open_sources(msgspec.structs.replace(genesis, documents=documents), cache=cache)
     return publish(corpus, seed=genesis.seed, cache=cache)
 
 

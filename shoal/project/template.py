@@ -101,15 +101,16 @@ SECTIONS = (
                 "source",
                 "python-stdlib",
                 "python-stdlib, file, folder, jsonl, parquet or hub; chats, for a model that "
-                "answers; images, a folder of PNG or JPEG files for each class; own, where "
-                "training code of its own brings the data",
+                "answers; mixture, several of these by weight, each in a table [[data.sources]]; "
+                "images, a folder of PNG or JPEG files for each class; own, where training code of "
+                "its own brings the data",
             ),
             Line(
                 "location",
                 "",
                 "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION, with @REVISION behind "
-                "it to pin what is read); empty for python-stdlib. A path counts on this machine: "
-                "`~` is the home directory, other paths start beside this file",
+                "it to pin what is read); empty for python-stdlib and mixture. A path counts on "
+                "this machine: `~` is the home directory, other paths start beside this file",
             ),
             Line(
                 "publish",

@@ -43,6 +43,11 @@ def read(path: Path | None, changes: Sequence[str]) -> ProjectFile:
             f"{path} starts from a base model, and a comparison draws its first weights. Name a"
             " project without `from`."
         )
+    if file.mixture is not None:
+        raise UserError(
+            f"{path} trains on a mixture, and what is tried out here reads one text. Name a project"
+            " with one source."
+        )
     if file.data.source == "chats":
         raise UserError(
             f"{path} trains on chats, and what is tried out here learns all of its text. Name a"

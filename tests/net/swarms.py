@@ -7,6 +7,7 @@ import sys
 
 import psutil
 
+from host.files.home import Home
 from shoal.local_swarm.swarm import HANG_S, LocalSwarm
 from tests.support.tiny_project import write_text
 
@@ -90,6 +91,21 @@ class TinySwarm(LocalSwarm):
     def outputs(self):
         """What everybody has printed, by name."""
         return {name: self.output(name) for name in (*self.syncers, *self.learners)}
+
+
+class Elsewhere(TinySwarm):
+    """A swarm whose learners have a home each, and no copy of the text."""
+
+    def daemon(self, name):
+        found = super().daemon(name)
+        if self.role(name) != "learner":
+            return found
+        home = Home(self.folder / name)
+        return found._replace(socket=home.socket("learner", found.instance))
+
+    def start_learner(self, name, *options):
+        home = str(self.folder / name)
+        return super().start_learner(name, "--home", home, *options)
 
 
 def is_gone(pid):

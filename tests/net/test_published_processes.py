@@ -6,27 +6,11 @@ import shutil
 
 import pytest
 
-from host.files.home import Home
 from host.files.shard_files import ShardFiles
 from host.files.signed_project import read_signed
-from tests.net.swarms import TinySwarm
+from tests.net.swarms import Elsewhere
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
-
-
-class Elsewhere(TinySwarm):
-    """A swarm whose learners have a home each, and no copy of the text."""
-
-    def daemon(self, name):
-        found = super().daemon(name)
-        if self.role(name) != "learner":
-            return found
-        home = Home(self.folder / name)
-        return found._replace(socket=home.socket("learner", found.instance))
-
-    def start_learner(self, name, *options):
-        home = str(self.folder / name)
-        return super().start_learner(name, "--home", home, *options)
 
 
 def test_friends_train_by_the_link_alone_and_give_each_other_what_the_host_lost(tmp_path):

@@ -69,6 +69,9 @@ class CorpusDescription(NamedTuple):
 class Corpus:
     """Training blocks and held-out sequences of one project on this host."""
 
+    is_shuffled = False
+    """Whether blocks whose numbers are neighbours come from anywhere in the text."""
+
     def __init__(
         self,
         spec: DataSpec,
@@ -96,7 +99,8 @@ class Corpus:
         self._block_tokens = spec.block_sequences * self._stride
         self.local_blocks = (self.facts.train_tokens - self._shared) // self._block_tokens
         """Blocks that this host's copy of the text holds."""
-        self.heldout_sequences = (self.facts.heldout_tokens - self._shared) // self._stride
+        self.train_sequences = max(0, self.facts.train_tokens - self._shared) // self._stride
+        self.heldout_sequences = max(0, self.facts.heldout_tokens - self._shared) // self._stride
         if self.local_blocks < 1:
             raise UserError(self._too_short(spec))
         if self.facts.heldout_tokens <= (0 if is_packed else spec.sequence_tokens):

@@ -96,7 +96,8 @@ def _dealt(corpus: Corpus, seed: int, shard_blocks: int) -> Iterator[Sequences]:
     key = blake3(seed.to_bytes(8, "little"), derive_key_context=DEALING_CONTEXT).digest()
     for first in range(0, blocks, shard_blocks):
         places = range(first, min(first + shard_blocks, blocks))
-        yield np.concatenate([corpus.block(permuted(at, blocks, key)) for at in places])
+        numbers = places if corpus.is_shuffled else [permuted(at, blocks, key) for at in places]
+        yield np.concatenate([corpus.block(number) for number in numbers])
 
 
 def _heldout(corpus: Corpus, count: int, shard_sequences: int) -> Iterator[Sequences]:
@@ -163,7 +164,7 @@ class PublishedCorpus(Corpus):
         )
         self._files, self._table = files, table
         self._dtype = _dtype(pinned.token_bytes)
-        self._is_chats = data.source == CHATS
+        self._stores_marks = CHATS in genesis.kinds
         self._marks = STARTS if genesis.documents == "separate" else 0
         self._checked: set[int] = set()
         """Shards whose ids are known to be in the vocabulary."""
@@ -194,7 +195,7 @@ class PublishedCorpus(Corpus):
             self._check(rows, number)
             self._checked.add(number)
         read: Sequences = rows[first:last].astype(np.int64)
-        if not self._is_chats:  # Theirs are stored: not every one of them ends with a token.
+        if not self._stores_marks:  # With chats they are: not all of those end with a token.
             read[read == self.vocabulary.eos] |= self._marks
         return read
 
@@ -211,7 +212,7 @@ class PublishedCorpus(Corpus):
 
     def _check(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]], number: int) -> None:
         """An id beyond the vocabulary would end the trainer, on a device without a word."""
-        ids = np.maximum(rows, ~rows) & ~np.int32(self._marks) if self._is_chats else rows
+        ids = np.maximum(rows, ~rows) & ~np.int32(self._marks) if self._stores_marks else rows
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary.size:
             raise UserError(
                 f"Shard {number} of this project has tokens that its tokenizer does not have. Only"

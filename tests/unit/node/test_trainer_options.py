@@ -18,7 +18,7 @@ from node.daemon.trainer_options import (
     require_foreign_tokenizer,
 )
 from protocol.errors import UserError
-from protocol.project import AdapterSpec, Genesis, PinnedFile, TokenizerSpec
+from protocol.project import AdapterSpec, Genesis, MixedSource, PinnedFile, TokenizerSpec
 from tests.support.tiny_project import tiny_genesis
 
 
@@ -47,7 +47,7 @@ def test_a_data_set_of_the_hub_is_read(tmp_path, genesis):
     assert data_location(options(tmp_path), project) == "owner/stories:small"
 
 
-@pytest.mark.parametrize("source", ["file", "folder", "parquet", "images", "chats"])
+@pytest.mark.parametrize("source", ["file", "folder", "parquet", "images", "chats", "jsonl"])
 def test_a_path_of_the_projects_choice_is_not_read(tmp_path, genesis, source):
     project = naming(genesis, source=source, location="/home/ann/letters")
     with pytest.raises(UserError, match="shoal join --data PATH"):
@@ -90,3 +90,29 @@ def test_beside_a_base_in_4_bits_a_learner_measures_nothing_for_others(tmp_path,
     plain = options(tmp_path, settings=Settings)
     assert measures_for_others(plain, tuned)
     assert not measures_for_others(options(tmp_path, settings=Settings, evaluates=False), tuned)
+
+
+def mixed(genesis: Genesis, *sources: tuple[str, str]) -> Genesis:
+    mixture = tuple(MixedSource(*one, "text", 1.0, 9, bytes(32)) for one in sources)
+    named = naming(genesis, source="mixture", location="")
+    return msgspec.structs.replace(named, mixture=mixture)
+
+
+def test_files_of_a_mixture_are_read_where_the_owner_of_the_machine_says(tmp_path, genesis):
+    project = mixed(genesis, ("jsonl", "/home/ann/letters.jsonl"), ("hub", "owner/stories@v1"))
+    with pytest.raises(UserError, match=r"copies of 'letters.jsonl' .*shoal join --data FOLDER"):
+        data_location(options(tmp_path), project)
+    assert data_location(options(tmp_path, data="/my/texts"), project) == "/my/texts"
+    mine = options(tmp_path)
+    file = mine.home.project_file(mine.link.project)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    assert data_location(mine, project) == ""
+
+
+def test_a_mixture_without_files_needs_no_word_and_names_no_folder_as_a_data_set(tmp_path, genesis):
+    project = mixed(genesis, ("hub", "owner/stories"), ("python-stdlib", ""))
+    assert data_location(options(tmp_path), project) == ""
+    project = mixed(genesis, ("hub", "/home/ann/letters"), ("python-stdlib", ""))
+    with pytest.raises(UserError, match="Nothing here is read"):
+        data_location(options(tmp_path), project)

@@ -12,10 +12,11 @@ from host.options import NodeOptions
 from node.daemon.trainer_options import data_location
 from node.trainer.text.corpus import describe_corpus
 from protocol.errors import UserError
-from protocol.project import DataSpec, ImageSpec
+from protocol.project import DataSpec, ImageSpec, MixedSource
 from shoal.doctor import joining
 from shoal.doctor.joining import Wishes
 from tests.support.builders import project
+from tests.support.mixtures import write_sources
 from tests.support.published import genesis_of
 
 LINK = JoinLink(bytes([1]) * 32, 100, "tiny", ("/ip4/203.0.113.7/tcp/4100",))
@@ -141,3 +142,24 @@ def test_whoever_is_not_on_the_list_hears_what_to_ask_for(home):
     admission = found(home, charter=charter)["admission"]
     assert admission.verdict == "trouble"
     assert "shoal project allow" in admission.says
+
+
+def test_the_files_of_a_mixture_are_looked_for_by_their_names(home, tmp_path):
+    write_sources(tmp_path)
+    mixture = tuple(
+        MixedSource("jsonl", f"/home/ann/{name}.jsonl", "text", 1.0, 9, bytes(32)) for name in "an"
+    )
+    genesis = msgspec.structs.replace(
+        project().genesis,
+        data=msgspec.structs.replace(SPEC, source="mixture", location=""),
+        mixture=mixture,
+    )
+
+    def look(data):
+        (text,) = joining.refusals(home, LINK, genesis, None, Wishes(data=data))
+        return text
+
+    assert "put them into one folder under these names" in look(None).remedy
+    assert look(str(tmp_path)).says.startswith("all 2 sources of the mixture are at hand, 0.1 MB")
+    (tmp_path / "n.jsonl").unlink()
+    assert look(str(tmp_path)).says == f"There is no folder {tmp_path / 'n.jsonl'}."

@@ -10,7 +10,7 @@ from host.files.signed_project import OpenedProject
 from protocol.errors import CorruptState
 from protocol.log.accounts import ChosenName
 from protocol.log.records import AccountsNoted, CheckpointEvaluated, CheckpointMarked, SeatTaken
-from protocol.project import BaseSpec, BaseTensor, FirstState
+from protocol.project import BaseSpec, BaseTensor, FirstState, MixedSource
 from shoal.model.export_choice import choose
 from shoal.model.export_command import _draw, adapter_loader
 from shoal.model.model_card import ROWS_MAX, card, loading, plain
@@ -103,6 +103,20 @@ def test_a_data_set_of_the_hub_is_in_the_metadata(hosted):
     )
     text = written(hosted, with_genesis(hosted, data=data))
     assert metadata(text)["datasets"] == ["friends/letters"]
+
+
+def test_a_mixture_is_told_by_shares_and_its_data_sets_are_in_the_metadata(hosted):
+    mixture = tuple(
+        MixedSource(source, location, "text", weight, 9, bytes(32))
+        for source, location, weight in (
+            ("hub", "friends/letters:en@v1", 3.0),
+            ("jsonl", "/home/ada/notes.jsonl", 1.0),
+        )
+    )
+    text = written(hosted, with_genesis(hosted, mixture=mixture))
+    assert metadata(text)["datasets"] == ["friends/letters"]
+    assert "75.0% `friends/letters`, en, revision `v1`; 25.0% notes" in text
+    assert "/home/ada" not in text
 
 
 def test_a_name_is_shown_and_does_nothing(hosted):

@@ -15,7 +15,7 @@ from host.files.home import Home
 from host.join_link import format_link, parse_link
 from protocol import decoders
 from protocol.invites import Invite, seal_invite
-from protocol.project import PublishedSpec
+from protocol.project import MixedSource, PublishedSpec
 from protocol.status import SampleStatus
 from shoal.common.verdicts import verdicts
 from shoal.page import facts as shape
@@ -145,6 +145,24 @@ def test_what_must_be_at_hand_follows_the_data(opened):
     assert hand(source="python-stdlib") == "Nothing else: Python brings the text."
     assert "same folder of texts" in hand(source="folder", location="/home/ada/secret")
     assert "owner/stories is fetched" in hand(source="hub", location="owner/stories:small")
+
+
+def test_a_mixture_names_what_must_be_at_hand_and_no_place(opened):
+    def said(*kinds):
+        mixture = tuple(
+            MixedSource(
+                one, "/home/ada/secret" if one == "jsonl" else "", "text", 1.0, 9, bytes(32)
+            )
+            for one in kinds
+        )
+        made = replaced(opened, mixture=mixture)
+        return joining(made.genesis, made.charter, LINK).at_hand, model_words(made.genesis)
+
+    hand, words = said("jsonl", "python-stdlib")
+    assert "copies of 1 of the 2 sources" in hand
+    assert "a mixture of 2 sources of text" in words
+    assert "secret" not in hand + words
+    assert said("hub", "python-stdlib")[0].startswith("Nothing else")
 
 
 def test_published_text_takes_disk_and_nothing_needs_to_be_at_hand(opened):

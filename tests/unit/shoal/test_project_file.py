@@ -31,10 +31,12 @@ from protocol.project import (
     project_id,
 )
 from protocol.signing import seal
+from shoal.__main__ import main
 from shoal.project import admission_commands, charter_commands, file_commands
 from shoal.project.presets import PRESETS
 from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
+from tests.support.mixtures import write_sources
 from tests.support.tiny_project import write_text
 
 TEXT = create_text("harbour")
@@ -594,3 +596,77 @@ FIELDS_BEFORE = Charter.__struct_fields__[: Charter.__struct_fields__.index("abo
 
 def made_charter(file, former):
     return make_charter(file, project=bytes(32), this_host=bytes(32), former=former)
+
+
+# A mixture
+
+
+def mixture(*tables: str, **changes: object) -> str:
+    """A project file with these tables of sources."""
+    text = create_text("mixed", changes={"data.source": "mixture", **changes})
+    return text + "".join(f"\n[[data.sources]]\n{one}\n" for one in tables)
+
+
+NOTES = 'source = "folder"\nlocation = "notes"\nweight = 3'
+STORIES = 'source = "jsonl"\nlocation = "stories.jsonl"\nweight = 7.0\ntext_field = "body"'
+
+
+def test_the_sources_of_a_mixture_have_weights_places_and_fields_of_their_own(tmp_path):
+    found = parse(mixture(STORIES, NOTES), tmp_path / "p.toml").mixture
+    assert [(one.source, one.location, one.text_field, one.weight) for one in found] == [
+        ("jsonl", str(tmp_path / "stories.jsonl"), "body", 7.0),
+        ("folder", str(tmp_path / "notes"), "text", 3.0),
+    ]
+    assert parse(TEXT, PATH).mixture is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (mixture(), "data.sources must be 2 to 32 tables, each written as [[data.sources]]"),
+        (mixture(NOTES), "data.sources must be 2 to 32 tables"),
+        (
+            mixture(NOTES, STORIES, **{"data.source": "python-stdlib"}),
+            'data.sources are read only with source = "mixture"',
+        ),
+        (mixture(NOTES, STORIES.replace("7.0", "0")), "data.sources.2.weight must be a number abo"),
+        (mixture(NOTES, STORIES.replace("weight", "wait")), "data.sources.2.wait is not a known"),
+        (mixture(NOTES, 'source = "jsonl"\nweight = 1'), "sources.2.location must not be empty"),
+        (mixture(NOTES, 'source = "images"\nweight = 1'), 'part of a mixture: "images"; text and'),
+        (mixture(NOTES, NOTES), 'data.sources name 2 files or folders "notes"; learners keep'),
+        (mixture(NOTES, STORIES, **{"data.location": "x"}), 'must be "" for the source mixture'),
+    ],
+)
+def test_what_is_wrong_in_a_mixture_is_named(text, words):
+    assert words in refusal(text)
+
+
+def test_copies_need_no_names_where_the_text_is_published():
+    text = mixture(NOTES, NOTES, **{"data.publish": True})
+    assert len(parse(text, PATH).mixture) == 2
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_mixture_is_signed_with_what_its_sources_have(tmp_path, is_published, capsys):
+    write_sources(tmp_path)
+    changes = {"data.source": "mixture", "data.location": "", "data.publish": is_published}
+    path = tmp_path / "mixed.toml"
+    path.write_text(
+        small_text(**changes)
+        + "".join(
+            f'\n[[data.sources]]\nsource = "jsonl"\nlocation = "{name}.jsonl"\nweight = {weight}\n'
+            for name, weight in (("a", 0.7), ("n", 0.3))
+        )
+    )
+    for _ in range(2):
+        assert main(["--home", str(tmp_path / "home"), "project", "sign", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "source      70.0% jsonl" in said
+    assert "unchanged, still signed" in said
+    genesis = read_signed(path.with_suffix(".shoal")).genesis
+    assert [one.weight for one in genesis.mixture] == [0.7, 0.3]
+    assert min(one.sequences for one in genesis.mixture) > 100
+    assert (genesis.published is not None) == is_published
+    (tmp_path / "n.jsonl").unlink()
+    assert main(["--home", str(tmp_path / "home"), "project", "sign", str(path)]) == 2
+    assert "n.jsonl" in capsys.readouterr().err

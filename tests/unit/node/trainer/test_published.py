@@ -11,15 +11,16 @@ import pytest
 from host.files.shard_files import ShardFiles
 from node.trainer.setup import open_data
 from node.trainer.text.corpus import open_corpus
+from node.trainer.text.mixture import describe_mixture, open_sources
 from node.trainer.text.published import PublishedCorpus, open_published, publish
 from node.trainer.text.reader import STARTS
 from node.trainer.text.tokenizer import ByteVocabulary
 from protocol.errors import UserError
-from protocol.project import MaskedSpec
+from protocol.project import MaskedSpec, MixedSource
 from tests.support.base_folder import base_folder
 from tests.support.chats import CHATML, chat_genesis, write_chats
 from tests.support.published import published_project
-from tests.support.tiny_project import BLOCK_SEQUENCES, SEQUENCE_TOKENS
+from tests.support.tiny_project import BLOCK_SEQUENCES, SEQUENCE_TOKENS, write_text
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,37 @@ def test_texts_that_are_read_apart_are_marked_and_the_shards_are_the_same(made, 
     ends = corpus.heldout(10**6) == corpus.vocabulary.eos
     assert ends.any()
     assert ((shards.heldout(10**6) >= STARTS) == (ends & (documents == "separate"))).all()
+
+
+@pytest.mark.parametrize("documents", [None, "separate"])
+def test_texts_beside_chats_are_published_as_they_are(tmp_path, documents):
+    texts = write_chats(tmp_path / "chats")
+    genesis = chat_genesis(tmp_path, base_folder(tmp_path / "model", template=CHATML), texts)
+    mixture = tuple(
+        MixedSource(source, str(where), "text", weight, 1, bytes(32))
+        for source, where, weight in (
+            ("chats", texts, 0.7),
+            ("file", write_text(tmp_path / "text.txt", chars=20_000), 0.3),
+        )
+    )
+    spec = msgspec.structs.replace(genesis.data, source="mixture", location="")
+    words = {"cache": tmp_path / "cache", "tokenizer": genesis.tokenizer, "documents": documents}
+    found = describe_mixture(spec, mixture, **words)
+    data = msgspec.structs.replace(spec, blocks=found.blocks, digest=found.digest)
+    genesis = msgspec.structs.replace(
+        genesis, data=data, mixture=found.mixture, documents=documents
+    )
+    corpus = open_sources(genesis, cache=tmp_path / "cache")
+    wanted = np.concatenate([corpus.sequences(at) for at in range(data.blocks)])
+    is_chat = (wanted < 0).any(axis=1)
+    assert abs(is_chat.mean() - 0.7) < 0.01
+    starts = (np.maximum(wanted, ~wanted) & STARTS).any(axis=1)
+    assert starts[~is_chat].any() == starts[is_chat].any() == (documents == "separate")
+    offer = publish(corpus, seed=genesis.seed, cache=tmp_path / "cache")
+    assert offer.token_bytes == 4
+    shards = open_data(msgspec.structs.replace(genesis, published=offer), tmp_path / "cache")
+    read = np.concatenate([shards.sequences(at) for at in range(data.blocks)])
+    assert sorted(map(bytes, read)) == sorted(map(bytes, wanted))
 
 
 @pytest.mark.parametrize("documents", [None, "separate"])
