@@ -102,8 +102,8 @@ SECTIONS = (
                 "python-stdlib",
                 "python-stdlib, file, folder, jsonl, parquet or hub; chats, for a model that "
                 "answers; mixture, several of these by weight, each in a table [[data.sources]]; "
-                "images, a folder of PNG or JPEG files for each class; own, where training code of "
-                "its own brings the data",
+                "images, a folder of PNG or JPEG files for each class or .parquet files; own, "
+                "where training code of its own brings the data",
             ),
             Line(
                 "location",

@@ -1,6 +1,7 @@
 """Images as numbered blocks of numbered samples, decoded once per host.
 
-`location` is a folder with a folder for each class, and PNG or JPEG files in it, at any depth. An
+`location` is a folder with a folder for each class, and PNG or JPEG files in it, at any depth; or
+.parquet files with such files in their rows, or a folder of them. An
 image is a training or a held-out one by the hash of its file, so hosts whose copies differ a little
 still agree about every image they share. Their order is that of another hash of the file: classes
 come mixed, and what files are called does not matter. What two hosts compare is the files and their
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -25,6 +27,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from node.trainer.data_cache import filled
+from node.trainer.images import parquet_files
 from node.trainer.images.decoding import Pixels, decode, read_file
 from node.trainer.own.interface import OwnData, Samples
 from node.trainer.own.samples import OwnSamples, describe
@@ -129,7 +132,9 @@ def count_images(spec: DataSpec, images: ImageSpec) -> int:
 
     UserError if a folder is no class of the project, or if there are too few for one block.
     """
-    found = len(_listing(_root(spec), images.classes))
+    root = _root(spec)
+    tables = _tables(root)
+    found = parquet_files.count(tables) if tables else len(_listing(root, images.classes))
     if found <= spec.block_sequences:
         raise UserError(
             f"{spec.location} holds {found} images of this project's classes; a block alone has"
@@ -147,12 +152,18 @@ def _whose(spec: DataSpec) -> str:
 
 def _root(spec: DataSpec) -> Path:
     root = Path(spec.location).expanduser().resolve()
-    if not root.is_dir():
+    if not root.is_dir() and not _tables(root):
         raise UserError(
             f"There is no folder {root}. Name one with a folder of PNG or JPEG files for each"
-            " class: as `location` in the project file, or with --data where you join."
+            " class, or with .parquet files: as `location` in the project file, or with --data"
+            " where you join."
         )
     return root
+
+
+def _tables(root: Path) -> list[Path]:
+    """The .parquet files that are read; none where a folder for each class is there."""
+    return [] if root.is_dir() and _folders(root) else parquet_files.tables_at(root)
 
 
 def _folders(root: Path) -> list[str]:
@@ -162,16 +173,20 @@ def _folders(root: Path) -> list[str]:
 
 
 def _classes(root: Path) -> tuple[str, ...]:
-    names = _folders(root)
+    tables = _tables(root)
+    if tables:
+        names = list(parquet_files.class_names(tables))
+        what = "classes in its .parquet files"
+    else:
+        names, what = _folders(root), "folders with PNG or JPEG files, of which each is a class"
     if not 2 <= len(names) <= limits.IMAGE_CLASSES_MAX:
         raise UserError(
-            f"{root} has {len(names)} folders with PNG or JPEG files; each is a class, and there"
-            f" must be 2 to {limits.IMAGE_CLASSES_MAX:,}."
+            f"{root} has {len(names)} {what}; there must be 2 to {limits.IMAGE_CLASSES_MAX:,}."
         )
     for name in names:
         if not name.isprintable() or len(name) > limits.NAME_CHARS_MAX:
             raise UserError(
-                f"The folder {name!r} in {root} cannot name a class: a name has 1 to"
+                f"{name!r} in {root} cannot name a class: a name has 1 to"
                 f" {limits.NAME_CHARS_MAX} printable characters. Rename it."
             )
     return tuple(names)
@@ -210,11 +225,12 @@ class _Image(NamedTuple):
 
 
 def _filled(spec: DataSpec, root: Path, images: ImageSpec, cache: Path) -> Path:
-    listing = _listing(root, images.classes)
+    tables = _tables(root)
+    listing = [] if tables else _listing(root, images.classes)
     hasher = blake3(derive_key_context=DIGEST_CONTEXT)
     parts = (spec.heldout_frac, images.height, images.width, images.channels, images.classes)
     hasher.update(msgspec.msgpack.encode((CACHE_FORMAT, parts)))
-    for path, _ in listing:
+    for path in tables or [path for path, _ in listing]:
         state = path.stat()
         place = os.fsencode(path)
         hasher.update(msgspec.msgpack.encode((place, state.st_size, state.st_mtime_ns)))
@@ -230,7 +246,16 @@ def _filled(spec: DataSpec, root: Path, images: ImageSpec, cache: Path) -> Path:
             return False  # Decoded again by the caller: the cache is a copy, nothing is lost.
         return True
 
-    filled(folder, is_intact, lambda partial: _decode_all(listing, spec, images, partial))
+    def fill(partial: Path) -> None:
+        if not tables:
+            _decode_all(listing, spec, images, partial)
+            return
+        # Pictures are read in another order than they lie in, twice: files are the way to do that.
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            from_rows = list(parquet_files.unpacked(tables, images.classes, Path(place)))
+            _decode_all(from_rows, spec, images, partial)
+
+    filled(folder, is_intact, fill)
     return folder
 
 
