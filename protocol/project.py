@@ -287,7 +287,8 @@ class PublishedSpec(Struct, frozen=True, array_like=True):
     shard_blocks: Annotated[int, Meta(ge=1, le=1 << 20)]
     """Blocks in each shard but the last; shards of what is held out have as many sequences."""
     token_bytes: Literal[2, 4]
-    """Of one token: unsigned in 2, or in 4 with context that nobody learns as -1 - id."""
+    """Of one token: unsigned in 2, or in 4 with context that nobody learns as -1 - id. Of images:
+    2, of the number of a class, which stands before the pixels."""
 
 
 class Genesis(Struct, frozen=True, array_like=True):

@@ -1,8 +1,8 @@
 """Published data as everybody sees them: shards by their content hashes, and which block is where.
 
 A shard is nothing but sequences, one after the other: `sequence_tokens + 1` little-endian integers
-each. So its length says how many there are, and its bytes are checked against a hash that the
-owner signed before anything is made of them.
+each; or images, each as the number of its class and its pixels. So its length says how many there
+are, and its bytes are checked against a hash that the owner signed before anything is made of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from protocol import limits, wire
-from protocol.errors import LimitExceeded, MalformedMessage, MalformedPayload
+from protocol.errors import InternalError, LimitExceeded, MalformedMessage, MalformedPayload
 from protocol.ids import Digest
 from protocol.log.permutation import TextOrder
 from protocol.project import Genesis, PublishedSpec
@@ -46,6 +46,16 @@ def order_of(genesis: Genesis) -> TextOrder:
     return TextOrder(genesis.data.blocks, genesis.seed, shard_blocks)
 
 
+def sample_bytes(genesis: Genesis) -> int:
+    """Of one sequence and the token behind it, or of one image and its class, as published."""
+    spec, images = genesis.published, genesis.images
+    if spec is None:
+        raise InternalError("this project publishes no data")
+    if images is not None:
+        return spec.token_bytes + images.channels * images.height * images.width
+    return spec.token_bytes * (genesis.data.sequence_tokens + 1)
+
+
 class ShardTable:
     """The shards of one project."""
 
@@ -61,8 +71,7 @@ class ShardTable:
         self.heldout_sequences = said.heldout_sequences
         self.shard_sequences = spec.shard_blocks * data.block_sequences
         """In a shard that is full."""
-        self.sequence_bytes = spec.token_bytes * (data.sequence_tokens + 1)
-        """Of one sequence and the token behind it."""
+        self.sequence_bytes = sample_bytes(genesis)
         if self.shard_sequences * self.sequence_bytes > limits.SHARD_BYTES_MAX:
             raise LimitExceeded(f"a shard has more than {limits.SHARD_BYTES_MAX} bytes")
         whole = data.blocks * data.block_sequences

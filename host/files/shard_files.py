@@ -20,7 +20,7 @@ from blake3 import blake3
 from host.runtime.atomic_files import replace_file
 from protocol.errors import InternalError, RemoteError, UserError
 from protocol.ids import Digest
-from protocol.project import DataSpec, Genesis
+from protocol.project import Genesis
 from protocol.shards import Shard, ShardTable, check_manifest
 
 MANIFEST: Final = "manifest"
@@ -29,9 +29,12 @@ HOST: Final = "host"
 """Folder of the machine that published them, and of other syncers."""
 
 
-def shards_root(cache: Path, data: DataSpec, seed: int) -> Path:
+def shards_root(cache: Path, genesis: Genesis) -> Path:
     """The folder of all folders with shards of a project's data in one home. Makes nothing."""
-    material = msgspec.msgpack.encode((data, seed))
+    parts: tuple[object, ...] = (genesis.data, genesis.seed)
+    if genesis.images is not None:
+        parts += (genesis.images,)  # Of what size they are is not said by the data.
+    material = msgspec.msgpack.encode(parts)
     return cache / f"shards-{blake3(material, derive_key_context=_CONTEXT).hexdigest(12)}"
 
 
@@ -52,7 +55,7 @@ class ShardFiles:
         """cache: the home's. owner: the name of the folder."""
         self.genesis = genesis
         self.pinned = genesis.published
-        self.folder = shards_root(cache, genesis.data, genesis.seed) / owner
+        self.folder = shards_root(cache, genesis) / owner
         self.table: ShardTable | None = None
         """Once the list of shards is here."""
         self._manifest: memoryview | None = None

@@ -297,7 +297,10 @@ def open_data(genesis: Genesis, cache: Path, *, shards: str = HOST) -> Data:
         raise UserError("This project contradicts itself: its data are images, or they are not.")
     if genesis.images is not None:
         from node.trainer.images.image_set import open_images
+        from node.trainer.images.published import open_published_images
 
+        if genesis.published is not None:
+            return open_published_images(genesis, cache=cache, owner=shards)
         return open_images(genesis.data, genesis.images, seed=genesis.seed, cache=cache)
     text = open_text(genesis, cache, shards=shards)
     if genesis.masked is None:

@@ -142,7 +142,7 @@ def _shards(home: Home, project: bytes, instance: str) -> list[Path]:
         return []  # Damaged: then nothing says where they lie.
     if genesis.published is None:
         return []
-    root = shards_root(home.data_cache(), genesis.data, genesis.seed)
+    root = shards_root(home.data_cache(), genesis)
     return [root / learners_folder(instance)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from protocol.project import LOCAL_KINDS, Charter, Genesis, MixedSource, hub_data, hub_source
+from protocol.shards import sample_bytes
 from shoal.doctor import requirements
 from shoal.page import words
 from shoal.page.facts import SENTENCE_CHARS_MAX, JoinFacts
@@ -93,15 +94,14 @@ def _text_bytes(genesis: Genesis) -> int:
     """Of published data, all of it: a learner keeps what it read, within its owner's limit."""
     if genesis.published is None:
         return 0
-    data = genesis.data
-    tokens = data.blocks * data.block_sequences * data.sequence_tokens
-    return tokens * genesis.published.token_bytes
+    return genesis.data.blocks * genesis.data.block_sequences * sample_bytes(genesis)
 
 
 def _data(genesis: Genesis) -> list[str]:
     data = genesis.data
     if genesis.published is not None:
-        return ["Nothing else: the text comes from the project's hosts."]
+        what = "text comes" if genesis.images is None else "images come"
+        return [f"Nothing else: the {what} from the project's hosts."]
     if genesis.mixture is not None:
         return _mixture(genesis.mixture)
     if data.source == "python-stdlib":

@@ -55,10 +55,10 @@ def _publish(table: dict[str, Any], place: toml.Place) -> bool:
     publish = table.pop("publish", False)
     if not isinstance(publish, bool):
         raise place.below("publish").error(f"must be true or false, not {toml.shown(publish)}")
-    if publish and table.get("source") in ("images", "own"):
+    if publish and table.get("source") == "own":
         raise place.below("publish").error(
-            "must be false for images and for data of one's own training code: only text and chats "
-            "are published yet"
+            "must be false for data of one's own training code: only text, chats and images are "
+            "published"
         )
     return publish
 

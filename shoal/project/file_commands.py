@@ -20,6 +20,7 @@ from protocol.ids import NodeKey, short
 from protocol.limits import TEXT_CHARS_MAX
 from protocol.log.accounts import printable
 from protocol.project import AdapterSpec, Genesis, TrainerSpec, encode, project_id
+from protocol.shards import sample_bytes
 from shoal.common.choices import HomeHere, Instance, area, option, switch
 from shoal.common.writing import write_new
 from shoal.project import charter_delivery, charters, project_file, starting_point
@@ -220,12 +221,12 @@ def _published(genesis: Genesis) -> str:
     """What of the text is given to learners."""
     pinned, data = genesis.published, genesis.data
     assert pinned is not None, "the project publishes data"
-    shard_bytes = pinned.shard_blocks * data.block_sequences * pinned.token_bytes
-    shard_bytes *= data.sequence_tokens + 1
+    shard_bytes = pinned.shard_blocks * data.block_sequences * sample_bytes(genesis)
     count = -(-data.blocks // pinned.shard_blocks)
+    what = "text" if genesis.images is None else "images"
     return (
         f"{count:,} shards of {starting_point.amount(shard_bytes)}; everybody who has the link can "
-        "read the text"
+        f"read the {what}"
     )
 
 

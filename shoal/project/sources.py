@@ -96,10 +96,16 @@ def counted_text(file: ProjectFile, tokenizer: specs.TokenizerSpec | None, cache
 
 
 def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
-    """The text in shards, made of it unless `cache` holds them already.
+    """The text or images in shards, made of them unless `cache` holds them already.
 
-    UserError if it is too large for that, or nobody else could read it.
+    UserError if they are too large for that, or nobody else could read them.
     """
+    if genesis.images is not None:
+        from node.trainer.images.image_set import open_images
+        from node.trainer.images.published import publish_images
+
+        opened = open_images(genesis.data, genesis.images, seed=genesis.seed, cache=cache)
+        return publish_images(opened, genesis, cache=cache)
     from node.trainer.text.mixture import open_sources
     from node.trainer.text.published import publish
 
@@ -112,7 +118,7 @@ def published(genesis: specs.Genesis, cache: Path) -> specs.PublishedSpec:
     # Where a text begins is told by the token before it, so shards are the same for either rule.
     documents = genesis.documents if "chats" in genesis.kinds else None
     corpus = open_sources(msgspec.structs.replace(genesis, documents=documents), cache=cache)
-    return publish(corpus, seed=genesis.seed, cache=cache)
+    return publish(corpus, genesis, cache=cache)
 
 
 def images(file: ProjectFile, start: StartingPoint | None, cache: Path) -> Source:

@@ -115,11 +115,11 @@ SECTIONS = (
             Line(
                 "publish",
                 False,
-                "true: signing tokenises the text once, and learners fetch what they train on from "
-                "this machine and each other, by the link alone; everybody who has the link can "
-                "read it. false: nothing is sent, and every learner elsewhere needs a copy of the "
-                "same files, `shoal join --data PATH`, but for hub and python-stdlib. Not for "
-                "images and own",
+                "true: signing tokenises text or decodes images once, and learners fetch what they "
+                "train on from this machine and each other, by the link alone; everybody who has "
+                "the link can read it. false: nothing is sent, and every learner elsewhere needs a "
+                "copy of the same files, `shoal join --data PATH`, but for hub and python-stdlib. "
+                "Not for own",
             ),
             Line("text_field", "text", "field that holds the text, for jsonl, parquet and hub"),
             Line(

@@ -20,7 +20,7 @@ def published_project(folder):
     """The genesis of a project on text in `folder`, whose shards lie in its cache."""
     genesis, cache = tiny_genesis(folder), folder / "cache"
     corpus = open_corpus(genesis.data, seed=genesis.seed, cache=cache)
-    spec = publish(corpus, seed=genesis.seed, cache=cache)
+    spec = publish(corpus, genesis, cache=cache)
     return msgspec.structs.replace(genesis, published=spec)
 
 

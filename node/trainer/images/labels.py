@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,9 @@ from torch.nn import functional
 from node.trainer.objective import Forward, Objective
 from node.trainer.own.interface import Images
 from protocol.project import ImageSpec
+
+BLANK: Final = -1
+"""Number of an image without a meaning: nothing needs to be here for it."""
 
 
 def class_of(images: Images, spec: ImageSpec) -> Objective:
@@ -34,5 +39,5 @@ def class_of(images: Images, spec: ImageSpec) -> Objective:
         measured=summed,
         each=losses,
         terms=len,
-        blank=lambda count: np.zeros(count, np.int64),  # The first image, again and again.
+        blank=lambda count: np.full(count, BLANK),
     )

@@ -49,7 +49,10 @@ class Images(Protocol):
     """Where the images with some numbers come from, such as `node.trainer.images.image_set`."""
 
     def look(self, numbers: Samples) -> tuple[NDArray[np.uint8], Samples]:
-        """u8 [n, channels, height, width], and the number of each one's class [n]."""
+        """u8 [n, channels, height, width], and the number of each one's class [n].
+
+        A number below 0 stands for any image at all.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ of chats: a reader needs neither the text nor what was done to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -24,11 +24,11 @@ from node.trainer.text.sources import CHATS
 from node.trainer.text.token_files import CorpusFacts
 from node.trainer.text.tokenizer import Vocabulary, load_vocabulary
 from protocol import decoders, limits
-from protocol.errors import CorruptState, UserError
+from protocol.errors import CorruptState, InternalError, UserError
 from protocol.ids import Digest
 from protocol.log.permutation import permuted
 from protocol.project import DataSpec, Genesis, PublishedSpec
-from protocol.shards import Shard, ShardManifest, shards_for
+from protocol.shards import Shard, ShardManifest, ShardTable, shards_for
 
 SHARD_BYTES: Final = 512 << 10
 """About so much is in a shard: much beside the cost of asking for it, and little where a probe
@@ -43,57 +43,82 @@ OFFER: Final = "offer"
 """File beside the shards: what the genesis says of them."""
 
 
-def publish(corpus: Corpus, *, seed: int, cache: Path) -> PublishedSpec:
-    """Writes the shards of a corpus into the home's cache; what the genesis says of them.
+def publish(corpus: Corpus, genesis: Genesis, *, cache: Path) -> PublishedSpec:
+    """Writes the shards of a project's corpus into the home's cache; what its genesis says of them.
 
     A corpus that was published before is not written again. UserError if a block is too large for
     a shard, the text too large to be published, or the disk too small.
     """
-    folder = shards_root(cache, corpus.spec, seed) / HOST
-    filled(folder, _is_whole, lambda half: _write(corpus, seed, half))
-    return _offer(folder)
-
-
-def _write(corpus: Corpus, seed: int, folder: Path) -> None:
-    data = corpus.spec
+    data, seed = corpus.spec, genesis.seed
     token_bytes: Literal[2, 4] = 2 if corpus.facts.token_bytes == 2 else 4
-    shard_blocks = _shard_blocks(data, token_bytes)
-    count = corpus.heldout_sequences
-    digests = [
-        [_kept(rows, folder, token_bytes) for rows in shards]
-        for shards in (
+    shard_blocks = shard_blocks_of(data, token_bytes * (data.sequence_tokens + 1))
+    count, dtype = corpus.heldout_sequences, _dtype(token_bytes)
+
+    def write(folder: Path) -> None:
+        sides = (
             _dealt(corpus, seed, shard_blocks),
             _heldout(corpus, count, shard_blocks * data.block_sequences),
         )
-    ]
-    manifest = msgspec.msgpack.encode(ShardManifest(tuple(digests[0]), tuple(digests[1]), count))
+        contents = [(rows.astype(dtype).tobytes() for rows in shards) for shards in sides]
+        write_shards(
+            folder, *contents, heldout=count, shard_blocks=shard_blocks, token_bytes=token_bytes
+        )
+
+    return offered(shards_root(cache, genesis), write)
+
+
+def offered(root: Path, write: Callable[[Path], None]) -> PublishedSpec:
+    """What a genesis says of the shards below `root`; `write` writes them unless they are there."""
+    folder = root / HOST
+    filled(folder, _is_whole, write)
+    return _offer(folder)
+
+
+def write_shards(
+    folder: Path,
+    train: Iterable[bytes],
+    held: Iterable[bytes],
+    *,
+    heldout: int,
+    shard_blocks: int,
+    token_bytes: Literal[2, 4],
+) -> None:
+    """Writes shards, to train on and held out, their list, and what a genesis says of them."""
+    digests = [tuple(_kept(content, folder) for content in shards) for shards in (train, held)]
+    manifest = msgspec.msgpack.encode(ShardManifest(digests[0], digests[1], heldout))
     (folder / MANIFEST).write_bytes(manifest)
     offer = PublishedSpec(blake3(manifest).digest(), len(manifest), shard_blocks, token_bytes)
     (folder / OFFER).write_bytes(msgspec.msgpack.encode(offer))
 
 
-def _shard_blocks(data: DataSpec, token_bytes: int) -> int:
-    """Blocks in a shard. UserError if there is no such number."""
-    block_bytes = data.block_sequences * token_bytes * (data.sequence_tokens + 1)
+def shard_blocks_of(data: DataSpec, sample_bytes: int) -> int:
+    """Blocks in a shard, of sequences or images of this size. UserError if there is no such
+    number."""
+    block_bytes = data.block_sequences * sample_bytes
     if block_bytes > limits.SHARD_BYTES_MAX:
         raise UserError(
-            f"One block of this text has {block_bytes:,} bytes, and at most"
+            f"One block of this data has {block_bytes:,} bytes, and at most"
             f" {limits.SHARD_BYTES_MAX:,} are published in one piece. Lower block_sequences under"
             " [data]."
         )
     shard_blocks = max(1, min(SHARD_BYTES // block_bytes, data.blocks // SHARDS_MIN))
     if shards_for(data.blocks, shard_blocks) > limits.SHARDS_MAX:
         raise UserError(
-            f"This text is too large to be published: it fills more than {limits.SHARDS_MAX:,}"
+            f"This data is too large to be published: it fills more than {limits.SHARDS_MAX:,}"
             " shards. Leave out `publish` under [data], and let every learner have a copy."
         )
     return shard_blocks
 
 
+def dealing_key(seed: int) -> bytes:
+    """What deals the blocks of a project to shards."""
+    return blake3(seed.to_bytes(8, "little"), derive_key_context=DEALING_CONTEXT).digest()
+
+
 def _dealt(corpus: Corpus, seed: int, shard_blocks: int) -> Iterator[Sequences]:
     """The sequences of each shard to train on."""
     blocks = corpus.spec.blocks
-    key = blake3(seed.to_bytes(8, "little"), derive_key_context=DEALING_CONTEXT).digest()
+    key = dealing_key(seed)
     for first in range(0, blocks, shard_blocks):
         places = range(first, min(first + shard_blocks, blocks))
         numbers = places if corpus.is_shuffled else [permuted(at, blocks, key) for at in places]
@@ -106,8 +131,7 @@ def _heldout(corpus: Corpus, count: int, shard_sequences: int) -> Iterator[Seque
         yield corpus.heldout_part(first, first + shard_sequences)
 
 
-def _kept(rows: Sequences, folder: Path, token_bytes: int) -> Digest:
-    content = rows.astype(_dtype(token_bytes)).tobytes()
+def _kept(content: bytes, folder: Path) -> Digest:
     digest = blake3(content).digest()
     (folder / shard_name(digest)).write_bytes(content)
     return digest
@@ -140,17 +164,38 @@ def _is_whole(folder: Path) -> bool:
     )
 
 
+def required_table(files: ShardFiles) -> ShardTable:
+    """The list of shards. UserError if it is not here."""
+    if files.table is None:
+        raise UserError(
+            f"The list of the project's shards is not in {files.folder}. A learner gets it from"
+            " others as it joins; elsewhere, sign the project again or copy that folder here."
+        )
+    return files.table
+
+
+def mapped(
+    files: ShardFiles, one: Shard, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> np.memmap[tuple[int, ...], np.dtype[Any]]:
+    """The content of a shard, which is looked for now. UserError if it is not here."""
+    path = files.located(one)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The shard {path} cannot be read ({error}). A learner fetches it from others;"
+            " elsewhere, sign the project again."
+        ) from error
+
+
 class PublishedCorpus(Corpus):
     """A corpus whose sequences lie in shards. They are looked for as they are read."""
 
     def __init__(self, genesis: Genesis, files: ShardFiles, vocabulary: Vocabulary) -> None:
         """UserError if the list of shards is not here."""
-        table, pinned, data = files.table, genesis.published, genesis.data
-        if table is None or pinned is None:
-            raise UserError(
-                f"The list of the project's shards is not in {files.folder}. A learner gets it from"
-                " others as it joins; elsewhere, sign the project again or copy that folder here."
-            )
+        table, pinned, data = required_table(files), genesis.published, genesis.data
+        if pinned is None:
+            raise InternalError("this project publishes no data")
         self.spec, self.vocabulary = data, vocabulary
         self.local_blocks = data.blocks
         self.heldout_sequences = table.heldout_sequences
@@ -190,7 +235,7 @@ class PublishedCorpus(Corpus):
 
     def _read(self, number: int, first: int, last: int | None) -> Sequences:
         one = self._table.shards[number]
-        rows = self._mapped(one)
+        rows = mapped(self._files, one, self._dtype, (one.sequences, self.spec.sequence_tokens + 1))
         if number not in self._checked:
             self._check(rows, number)
             self._checked.add(number)
@@ -198,17 +243,6 @@ class PublishedCorpus(Corpus):
         if not self._stores_marks:  # With chats they are: not all of those end with a token.
             read[read == self.vocabulary.eos] |= self._marks
         return read
-
-    def _mapped(self, one: Shard) -> np.memmap[tuple[int, ...], np.dtype[np.int64]]:
-        path = self._files.located(one)
-        shape = (one.sequences, self.spec.sequence_tokens + 1)
-        try:
-            return np.memmap(path, dtype=self._dtype, mode="r", shape=shape)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"The shard {path} cannot be read ({error}). A learner fetches it from others;"
-                " elsewhere, sign the project again."
-            ) from error
 
     def _check(self, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]], number: int) -> None:
         """An id beyond the vocabulary would end the trainer, on a device without a word."""

@@ -170,7 +170,7 @@ def test_published_text_takes_disk_and_nothing_needs_to_be_at_hand(opened):
     made = replaced(opened, published=published)
     data = made.genesis.data
     join = joining(made.genesis, made.charter, LINK)
-    assert join.disk_bytes == 2 * data.blocks * data.block_sequences * data.sequence_tokens
+    assert join.disk_bytes == 2 * data.blocks * data.block_sequences * (data.sequence_tokens + 1)
     assert join.at_hand == "Nothing else: the text comes from the project's hosts."
 
 

@@ -304,10 +304,9 @@ def test_text_is_published_where_the_file_says_so_and_signing_again_is_the_same_
     assert wire.decode(signed(place).genesis, Genesis).published is None
 
 
-@pytest.mark.parametrize("source", ["images", "own"])
-def test_what_cannot_be_published_yet_is_refused(source):
-    changes = {"data.source": source, "data.location": "somewhere", "data.publish": True}
-    assert "only text and chats are published yet" in refusal(create_text("a", changes=changes))
+def test_data_of_training_code_cannot_be_published():
+    changes = {"data.source": "own", "data.location": "somewhere", "data.publish": True}
+    assert "only text, chats and images are" in refusal(create_text("a", changes=changes))
 
 
 def test_a_signed_project_holds_what_the_file_says_and_what_was_counted(place):

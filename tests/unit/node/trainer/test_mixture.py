@@ -151,7 +151,7 @@ def test_what_is_held_out_has_the_weights_and_ends_with_the_source_that_ends_fir
 
 
 def test_shards_have_the_weights_each_and_are_read_back(genesis, corpus, cache):
-    spec = publish(corpus, seed=genesis.seed, cache=cache)
+    spec = publish(corpus, genesis, cache=cache)
     published = msgspec.structs.replace(genesis, published=spec)
     shards = open_published(published, cache=cache, owner="host")
     assert shards.matches

@@ -57,10 +57,10 @@ def test_a_shard_is_a_sample_of_the_whole_text(made):
 def test_signing_again_makes_the_same_shards_and_writes_nothing(made):
     genesis, corpus, cache = made
     before = {path: path.stat().st_mtime_ns for path in cache.glob("shards-*/host/*")}
-    assert publish(corpus, seed=genesis.seed, cache=cache) == genesis.published
+    assert publish(corpus, genesis, cache=cache) == genesis.published
     assert {path: path.stat().st_mtime_ns for path in cache.glob("shards-*/host/*")} == before
     next(cache.glob("shards-*/host/*.shard")).unlink()
-    assert publish(corpus, seed=genesis.seed, cache=cache) == genesis.published
+    assert publish(corpus, genesis, cache=cache) == genesis.published
     assert {path for path in cache.glob("shards-*/host/*")} == set(before)
 
 
@@ -127,7 +127,7 @@ def test_texts_beside_chats_are_published_as_they_are(tmp_path, documents):
     assert abs(is_chat.mean() - 0.7) < 0.01
     starts = (np.maximum(wanted, ~wanted) & STARTS).any(axis=1)
     assert starts[~is_chat].any() == starts[is_chat].any() == (documents == "separate")
-    offer = publish(corpus, seed=genesis.seed, cache=tmp_path / "cache")
+    offer = publish(corpus, genesis, cache=tmp_path / "cache")
     assert offer.token_bytes == 4
     shards = open_data(msgspec.structs.replace(genesis, published=offer), tmp_path / "cache")
     read = np.concatenate([shards.sequences(at) for at in range(data.blocks)])
@@ -146,7 +146,7 @@ def test_answers_and_context_of_chats_are_published_as_they_are(tmp_path, docume
         tokenizer=genesis.tokenizer,
         documents=documents,
     )
-    spec = publish(corpus, seed=genesis.seed, cache=cache)
+    spec = publish(corpus, genesis, cache=cache)
     shutil.rmtree(texts)
     genesis = msgspec.structs.replace(genesis, published=spec, documents=documents)
     shards = open_data(genesis, cache)
