@@ -1,5 +1,7 @@
 """A repository of the Hugging Face hub, over HTTP on loopback: served from a folder, or filled.
 
+Its files are served as those of a model and of a data set alike.
+
 What is uploaded goes the way of plain HTTP: set HF_HUB_DISABLE_XET, for another protocol of the hub
 needs a storage service of its own.
 """
@@ -71,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
+        if content == b"{}":
+            self.send_header("X-Error-Code", "EntryNotFound")
         self.end_headers()
         if not is_head:
             self.wfile.write(content)
@@ -80,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class HubStandIn(ThreadingHTTPServer):
-    """Knows one model, at one commit, under one branch."""
+    """Knows one model or data set, at one commit, under one branch."""
 
     daemon_threads = True
 
@@ -88,6 +92,8 @@ class HubStandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.name, self.folder = name, folder
         self.asked: list[str] = []
+        self.tags: list[str] = []
+        """Other names of the commit."""
         self.tokens: set[str] = set()
         self.stored: dict[str, bytes] = {}
         """Large files by their digest, before a commit names them."""
@@ -137,7 +143,8 @@ class HubStandIn(ThreadingHTTPServer):
 
     def content_of(self, path: str) -> bytes | None:
         files = sorted(one for one in self.folder.iterdir() if one.is_file())
-        for revision in ("main", COMMIT):
+        path = path.removeprefix("datasets/").replace("api/datasets/", "api/models/", 1)
+        for revision in ("main", COMMIT, *self.tags):
             if path == f"api/models/{self.name}/revision/{revision}":
                 siblings = [{"rfilename": one.name} for one in files]
                 return json.dumps(
