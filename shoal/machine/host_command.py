@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from host.files.home import Home
 from node.trainer.text.chats import CHAT_SUFFIXES, KEYS
+from node.trainer.text.sources import TEXT_SUFFIXES
 from node.trainer.text.table_files import JSON_SUFFIXES, PARQUET, first_fields
 from protocol.errors import UserError
 from shoal.common import choices
@@ -149,6 +150,8 @@ def source_of(place: Path) -> str:
         return "file" if place.is_file() else "folder"
     if set(_fields(table)) & set(KEYS):
         return "chats"
+    if table.suffix != PARQUET and any(one.suffix in TEXT_SUFFIXES for one in place.rglob("*")):
+        return "folder"  # Of programs, say, with their settings beside them.
     return "parquet" if table.suffix == PARQUET else "jsonl"
 
 

@@ -148,6 +148,10 @@ def test_what_a_path_holds_is_seen(tmp_path):
     (notes / "a.md").write_text("x")
     (notes / "meta.json").write_text(json.dumps({}))
     assert source_of(notes) == "folder"
+    (notes / "a.md").rename(notes / "a.py")
+    assert source_of(notes) == "folder"
+    (notes / "a.py").unlink()
+    assert source_of(notes) == "jsonl"
 
 
 @pytest.mark.parametrize(("name", "says"), [("...", "no letter or digit"), ("x" * 99, "name")])
