@@ -194,20 +194,20 @@ def test_new_events_do_not_move_what_is_read():
     drive(app, look)
 
 
-@pytest.mark.parametrize(
-    ("keys", "seconds"), [("p1", 900.0), ("p2", 3600.0), ("p3", 7200.0), ("p4", None)]
-)
-def test_pause_asks_for_how_long(keys, seconds):
+def test_pause_asks_for_how_long():
     app = app_of()
 
     async def look(pilot):
-        await pilot.press(keys[0])
-        await settle(pilot)
-        assert isinstance(app.screen, PauseMenu)
-        await pilot.press(keys[1])
-        await settle(pilot)
-        assert app.source.commands == [("pause", recordings.LEARNER, {"seconds": seconds})]
-        assert "pause done" in notices(app)
+        for choice, seconds in {"1": 900.0, "2": 3600.0, "3": 7200.0, "4": None}.items():
+            app.source.commands.clear()
+            app.clear_notifications()
+            await pilot.press("p")
+            await settle(pilot)
+            assert isinstance(app.screen, PauseMenu)
+            await pilot.press(choice)
+            await settle(pilot)
+            assert app.source.commands == [("pause", recordings.LEARNER, {"seconds": seconds})]
+            assert "pause done" in notices(app)
 
     drive(app, look)
 
@@ -253,75 +253,74 @@ def test_a_refusal_is_shown():
     drive(app, look)
 
 
-@pytest.mark.parametrize("keys", ["p", "r", "f"])
-def test_readonly_has_no_key_that_commands(keys):
+def test_readonly_has_no_key_that_commands():
     app = app_of(is_readonly=True)
 
     async def look(pilot):
         assert "Pause" not in screen_lines(app)[-1]
-        await pilot.press(keys)
-        await settle(pilot)
-        assert len(app.screen_stack) == 1
-        assert app.source.commands == []
+        for key in ("p", "r", "f"):
+            await pilot.press(key)
+            await settle(pilot)
+            assert len(app.screen_stack) == 1
+            assert app.source.commands == []
 
     drive(app, look)
 
 
-@pytest.mark.parametrize("keys", [["colon", *"pause", "enter"], ["colon", *"stop", "enter"]])
-def test_readonly_refuses_with_a_word(keys):
+def test_readonly_refuses_with_a_word():
     app = app_of(is_readonly=True)
 
     async def look(pilot):
-        await pilot.press(*keys)
-        await settle(pilot)
-        assert len(app.screen_stack) == 1
+        for command in ("pause", "stop"):
+            app.clear_notifications()
+            await pilot.press("colon", *command, "enter")
+            await settle(pilot)
+            assert len(app.screen_stack) == 1
+            assert app.source.commands == []
+            assert "Read only" in notices(app)
+
+    drive(app, look)
+
+
+def test_the_command_line():
+    app = app_of()
+
+    async def look(pilot):
+        for typed, view in {"events": "events", "frag": "fragments", "7": "contribution"}.items():
+            await obey(pilot, typed)
+            await settle(pilot)
+            assert app.view == view
         assert app.source.commands == []
-        assert "Read only" in notices(app)
+        for typed, verb, said in (
+            ("pause 2h", "pause", {"seconds": 7200.0}),
+            ("pause", "pause", {"seconds": None}),
+            ("resume", "resume", {}),
+        ):
+            app.source.commands.clear()
+            await obey(pilot, typed)
+            await settle(pilot)
+            assert app.source.commands == [(verb, recordings.LEARNER, said)]
+            assert app.view == "contribution"
 
     drive(app, look)
 
 
-@pytest.mark.parametrize(
-    ("typed", "view", "commands"),
-    [
-        ("events", "events", []),
-        ("frag", "fragments", []),
-        ("7", "contribution", []),
-        ("pause 2h", "overview", [("pause", recordings.LEARNER, {"seconds": 7200.0})]),
-        ("pause", "overview", [("pause", recordings.LEARNER, {"seconds": None})]),
-        ("resume", "overview", [("resume", recordings.LEARNER, {})]),
-    ],
-)
-def test_the_command_line(typed, view, commands):
+def test_the_command_line_explains_what_it_does_not_know():
     app = app_of()
 
     async def look(pilot):
-        await obey(pilot, typed)
-        await settle(pilot)
-        assert app.view == view
-        assert app.source.commands == commands
-
-    drive(app, look)
-
-
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("pause for ever", "is not a duration"),
-        ("dance", "no command 'dance'"),
-        ("f", "could be fragments, finish, filter, focus"),
-        ("theme mud", "no theme 'mud'"),
-        ("focus moon", "No daemon 'moon'"),
-        ("sort height", "no column 'height'"),
-    ],
-)
-def test_the_command_line_explains_what_it_does_not_know(typed, says):
-    app = app_of()
-
-    async def look(pilot):
-        await obey(pilot, typed)
-        await settle(pilot)
-        assert says in notices(app)
+        for typed, says in {
+            "pause for ever": "is not a duration",
+            "dance": "no command 'dance'",
+            "f": "could be fragments, finish, filter, focus",
+            "theme mud": "no theme 'mud'",
+            "focus moon": "No daemon 'moon'",
+            "sort height": "no column 'height'",
+        }.items():
+            app.clear_notifications()
+            await obey(pilot, typed)
+            await settle(pilot)
+            assert says in notices(app)
 
     drive(app, look)
 
