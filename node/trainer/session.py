@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from host.runtime import garbage
 from node.machine.moments import moments_numel
 from node.trainer.duty import DutyCycle
 from node.trainer.failures import RankLost, StepAbandoned, is_out_of_memory
@@ -98,7 +99,8 @@ class Session:
         first = self._shared(first)
         limit_resources(first)
         self._duty.duty_frac = first.duty_frac
-        self._setup = TrainerSetup(first, self._followers)
+        with garbage.seldom_sought():
+            self._setup = TrainerSetup(first, self._followers)
         ready = self._setup.ready()
         self._end.send(ready)
         spent_s = sum(ready.startup_s.values())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from host.runtime import garbage
 from host.runtime.parent_death import end_with_parent
 from node.machine.moments import moments_numel
 from node.trainer.duty import DutyCycle
@@ -73,7 +74,8 @@ class Following:
         configure = msgspec.structs.replace(first.configure, nice=0)  # It came with the process.
         limit_resources(configure)
         place = Place(first.rank, configure.ranks, self._end, self._meeting)
-        setup = TrainerSetup(configure, place)
+        with garbage.seldom_sought():
+            setup = TrainerSetup(configure, place)
         seed = decoders.msgpack_decoder(Genesis).decode(configure.genesis).seed
         while True:
             order = self._end.receive(None)
