@@ -23,7 +23,7 @@ def run(folder, *words):
 
 
 def test_inputs_that_reach_new_code_are_decoded_or_refused(tmp_path):
-    done = run(tmp_path, "--seconds", "1")
+    done = run(tmp_path, "--seconds", "2", "--runs", "3000")
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]
     assert done.stdout.splitlines() == [f"{name}: sound" for name in DECODERS]
     assert not list(tmp_path.iterdir())

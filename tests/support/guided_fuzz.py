@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import atheris
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 if TYPE_CHECKING:
     from tests.support.remote_input import Decoder
@@ -35,31 +34,8 @@ WAITS_S = 60
 """For one input."""
 
 
-def sound(decoder: Decoder) -> list[bytes]:
-    """A few samples, the same ones each time; with them, all is built that is built once."""
-    found: list[bytes] = []
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-    @seed(1)
-    @settings(
-        max_examples=SAMPLES,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=checks,
-    )
-    @given(decoder.samples)
-    def collect(content: bytes) -> None:
-        found.append(content)
-        with suppress(*decoder.refusals):
-            decoder.read(content)
-
-    collect()
-    return found
-
-
 def fuzz(
-    name: str, decoder: Decoder, samples: list[bytes], keep: Path, asked: argparse.Namespace
+    name: str, decoder: Decoder, samples: tuple[bytes, ...], keep: Path, asked: argparse.Namespace
 ) -> None:
     """Never returns: the fuzzer ends the process, with another code than 0 where it found one."""
     kept, start = keep / name, keep / f"{name}-start"
@@ -103,7 +79,7 @@ def main() -> int:
     parser.add_argument("--found", type=Path, default=Path(), help="where failures are written")
     asked = parser.parse_args()
     with atheris.instrument_imports(include=INSTRUMENTED, exclude=COMPILED):
-        from tests.support.remote_input import DECODERS
+        from tests.support.remote_input import DECODERS, sound
     unknown = sorted(set(asked.names) - set(DECODERS))
     if unknown:
         parser.error(f"no such decoder: {', '.join(unknown)}; there are {', '.join(DECODERS)}")
@@ -111,7 +87,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         keep = asked.keep or Path(scratch)
         for name in asked.names or DECODERS:
-            samples = sound(DECODERS[name])
+            samples = sound(name, SAMPLES)
+            for content in samples:  # With them, all is built that is built once.
+                with suppress(*DECODERS[name].refusals):
+                    DECODERS[name].read(content)
             # A process each: the fuzzer ends the one that it runs in. Imports are shared.
             child = os.fork()
             if not child:

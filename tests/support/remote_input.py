@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from blake3 import blake3
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from host import addresses
@@ -497,3 +498,24 @@ DECODERS: dict[str, Decoder] = {
     "host-id": Decoder(as_text(keystore.key_of_peer_text), st.just(PEER_TEXT.encode())),
 }
 """By name."""
+
+
+@cache
+def sound(name: str, count: int) -> tuple[bytes, ...]:
+    """So many samples, or as many as there are, of what is sound there: the same ones each time."""
+    found: list[bytes] = []
+
+    @seed(1)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(DECODERS[name].samples)
+    def collect(content: bytes) -> None:
+        found.append(content)
+
+    collect()
+    return tuple(found)
