@@ -20,8 +20,8 @@ LEARNED = 3.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_swarm_of_one_ends_within_a_hundredth_of_its_loop_alone(tmp_path, seed):
+def test_a_swarm_of_one_ends_within_a_hundredth_of_its_loop_alone(tmp_path):
+    seed = 3  # The one of three that came out furthest off.
     genesis = msgspec.structs.replace(tiny_genesis(tmp_path), seed=seed)
     charter = tiny_charter(
         genesis, steps=STEPS, outer=OuterSpec(0.4, 0.7, 3.0), grace_safety=0.9, pace_share=0.5
