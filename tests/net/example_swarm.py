@@ -10,6 +10,7 @@ QUICK = {
     "rounds__pull_timeout_s": 5.0,
     "limits__lease_s": 15.0,
     "limits__tokens": 10**9,
+    "training__warmup_frac": 0.0,  # Of such a budget it would be all that a test sees.
 }
 
 

@@ -37,7 +37,11 @@ GUESSING = 5.55
 
 @pytest.mark.parametrize("name", ["own-text", "moe"])
 def test_two_learners_train_the_example_and_its_export_loads(tmp_path, name):
-    changes = {"limits__evaluate_every": 10, "limits__heldout_sequences": 16}
+    changes = {
+        "limits__evaluate_every": 10,
+        "limits__heldout_sequences": 16,
+        "training__batch_sequences": 4,
+    }
     if name == "own-text":
         texts = tmp_path / "my-text"
         texts.mkdir()
@@ -67,7 +71,7 @@ def test_two_learners_tune_a_chat_model_and_the_adapter_loads_in_peft(tmp_path):
             model__from=str(folder),
             data__location=chats,
             data__sequence_tokens=64,
-            training__learning_rate=0.01,
+            training__learning_rate=0.003,
             limits__evaluate_every=6,
         )
         genesis = read_signed(swarm.signed).genesis
@@ -100,7 +104,7 @@ def test_two_learners_learn_digits_and_the_export_tells_them_apart(tmp_path):
         "model__config__patch_size": 2,
         "data__sequence_tokens": 16,
         "training__learning_rate": 0.003,
-        "limits__evaluate_every": 20,
+        "limits__evaluate_every": 10,
         "limits__heldout_sequences": 100,
     }
     shutil.copytree(tmp_path / "images", tmp_path / "copy")
@@ -139,7 +143,7 @@ def test_two_learners_train_an_encoder_and_the_export_fills_a_gap(tmp_path):
         "model__config": BERT | {"hidden_size": 64, "intermediate_size": 128},
         "data__sequence_tokens": 32,
         "data__heldout_frac": 0.2,
-        "limits__evaluate_every": 20,
+        "limits__evaluate_every": 10,
         "limits__heldout_sequences": 32,
     }
     with ExampleSwarm(tmp_path) as swarm:

@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
 @pytest.mark.parametrize(("name", "goal"), [("digits", 0.6), ("letters", 3.0)])
 def test_two_learners_train_with_a_loop_of_their_own(tmp_path, monkeypatch, name, goal):
     install(tmp_path, monkeypatch)
-    changes = {}
+    changes = {"limits__evaluate_every": 10, "limits__heldout_sequences": 64}
     if name == "letters":
         text = write_text(tmp_path / "text.txt")
-        changes = {"data__source": "file", "data__location": str(text), "data__heldout_frac": 0.2}
+        changes |= {"data__source": "file", "data__location": str(text), "data__heldout_frac": 0.2}
     with ExampleSwarm(tmp_path) as swarm:
         swarm.prepare_example(f"own-loop/{name}.toml", **changes)
         swarm.begin()
