@@ -26,7 +26,7 @@ def swarm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     lies = {"wrecker": "huge", "mallory": "evaluator"}
     with HostileSwarm(folder, spawn=spawning(lies)) as made:
-        made.prepare(rounds__quorum=1, rounds__local_steps=12, limits__evaluate_every=60)
+        made.prepare(rounds__quorum=1, rounds__local_steps=12, limits__evaluate_every=20)
         made.begin()
         for name in HONEST:
             made.start_learner(name, "--duty", "0.3")
