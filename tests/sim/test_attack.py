@@ -20,7 +20,8 @@ from tests.support.tiny_project import tiny_charter, tiny_genesis
 LEARNERS, STEPS = 4, 120
 SETTING = Setting(seed=1, learners=LEARNERS, steps=STEPS)
 HONEST = Attack("nothing")
-LOUD = ("flip-10", "constant", "noise-10", "spike", "flip-1", "flip-100", "same")
+LOUD = ("flip-10", "noise-10", "spike", "same")
+"""One for each way of being loud: backwards, at random, in few elements, and always alike."""
 
 Project = tuple[Genesis, Charter, Path]
 
@@ -110,7 +111,7 @@ def test_one_that_copies_is_suspended_by_probes_and_nobody_else(project: Project
     outer = msgspec.structs.replace(charter.outer, trust="earned", probes_frac=4.0)
     limits = msgspec.structs.replace(charter.limits, tokens=8 * charter.limits.tokens)
     bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer, limits=limits), cache)
-    found = attempt(bench, replace(SETTING, steps=500), 1, ATTACKS["copy"])
+    found = attempt(bench, replace(SETTING, steps=160), 1, ATTACKS["copy"])
     assert found.pushes_until_suspended is not None
     assert found.pushes_until_suspended <= 100
     assert found.honest_suspended == 0
@@ -119,7 +120,7 @@ def test_one_that_copies_is_suspended_by_probes_and_nobody_else(project: Project
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in LOUD])
 def test_every_other_attack_runs_to_its_end(project: Project, attack: str) -> None:
-    shorter = replace(SETTING, steps=STEPS // 4)
+    shorter = replace(SETTING, steps=STEPS // 6)
     found = trial(project, "earned", attack, shorter)
     assert found.merges > 5, "also where false claims use up the budget"
     assert found.honest_pushes > 5
