@@ -196,7 +196,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(happenings)
 def test_an_honest_claim_is_always_covered(steps):
     run = Run()

@@ -77,7 +77,7 @@ def test_every_download_ends_with_the_certified_bytes_or_a_reason(team, has_sync
     assert not net.planner.asked
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     team=st.lists(st.tuples(st.sampled_from([4e3, 2e4]), HELD), min_size=1, max_size=5),
     seed=st.integers(0, 99),

@@ -203,7 +203,8 @@ def test_a_schedule_is_kept_and_the_oldest_go():
     assert parts <= set(taken[-3:])
 
 
-@pytest.mark.parametrize("seed", first(1, range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_snapshots_under_all_kinds_of_faults(seed):
     outcome = runs.run(scenarios.BUILT_IN["snapshots"], seed, line=quiet)
     assert not outcome.violation

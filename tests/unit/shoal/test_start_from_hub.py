@@ -73,6 +73,7 @@ def test_a_branch_becomes_its_commit_and_only_data_is_fetched(place):
     assert "unchanged, still signed as" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_repository_that_is_not_there_is_one_line_with_what_to_do(place):
     with hub(NAME, place / "published") as served:
         wrong = "hub:friends/nobody@main"
