@@ -58,7 +58,7 @@ def swarm(tmp_path_factory):
             "SHOAL_LEARNER_SAMPLE_EVERY_S": "10",
             "SHOAL_LEARNER_SAMPLE_PROMPT": "the quiet",
         }
-        swarm.start_learner("ada")
+        swarm.start_learner("ada", "--duty", "0.3")  # The others have the cores.
         swarm.until(lambda: best_step(swarm), "a trained checkpoint that counts as best")
         yield swarm
 
