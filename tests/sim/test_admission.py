@@ -33,7 +33,7 @@ def contributors(swarm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_invited_learners_train_through_a_change_of_leader_and_a_stranger_never_does(seed):
     swarm, token = invited(seed, uses=2, bearers=(0, 1), syncers=3)
     ada, bob, eve = swarm.learners
@@ -77,7 +77,7 @@ def test_a_project_that_closes_puts_out_whom_nobody_invited():
     assert {part.learner for body in since for part in body.contributions} == {ada.key, bob.key}
 
 
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_nothing_of_a_banned_key_is_merged_and_the_others_go_on(seed):
     swarm = build_swarm(seed, syncers=3)
     ada, bob, eve = swarm.learners

@@ -122,6 +122,7 @@ def test_displacements_that_live_on_do_not_outlive_it(apply):
     assert_one_history(swarm)
 
 
+@pytest.mark.slow
 def test_a_new_leader_goes_back_where_the_former_one_died_before_it_did():
     swarm = sound()
     wreck(swarm)
@@ -147,6 +148,7 @@ def test_a_restart_right_behind_it_comes_to_the_same_weights():
     assert_one_history(swarm)
 
 
+@pytest.mark.slow
 def test_a_leader_without_the_checkpoint_gets_it_from_another_syncer():
     swarm = sound()
     leader = swarm.syncer

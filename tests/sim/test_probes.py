@@ -142,6 +142,7 @@ def test_a_prober_that_never_answers_delays_no_merge_and_is_asked_less() -> None
     assert swarm.merges >= 0.95 * untroubled.merges
 
 
+@pytest.mark.slow
 def test_evidence_outlives_the_leader_and_so_does_a_suspension() -> None:
     swarm = swarm_of(7, copiers=1, syncers=3)
     copier = swarm.learners[0]

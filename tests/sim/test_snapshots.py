@@ -281,6 +281,7 @@ def test_deliveries_that_go_on_during_the_cut_are_found(monkeypatch):
     assert "tokens were read" in found(often(watched(11)))
 
 
+@pytest.mark.slow
 def test_a_part_that_is_used_twice_is_found(monkeypatch):
     swarm = watched(12)
     take_at(swarm, 40.0)

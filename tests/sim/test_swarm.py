@@ -43,6 +43,7 @@ def test_a_swarm_learns_and_its_checkpoints_show_it(rounds):
     assert losses[-1] < losses[0] / 20
 
 
+@pytest.mark.slow
 def test_the_measured_h_is_the_configured_h():
     swarm = build_swarm(2, steps_s=(0.3, 0.3, 0.3))
     swarm.world.run(120.0)

@@ -19,6 +19,7 @@ from protocol.numerics import buffers, codecs, outer, versions
 from protocol.numerics.codecs import NonFinite
 from protocol.numerics.merge import Contribution, merge_fragment, norm
 from protocol.numerics.workers import ALONE, PIECE, pieces
+from tests.support.choices import spread
 
 SIZE = 3 * PIECE + 5 * BLOCK
 CODECS = ["f32", "bf16", "int8", "int4", "int2", "int1"]
@@ -162,7 +163,7 @@ def everything(codec, workers):
     ]
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", spread(2, CODECS))
 def test_the_same_bits_come_out_whoever_works_and_in_whatever_order(codec, four):
     expected = everything(codec, ALONE)
     for workers in (four, Shuffled(1), Shuffled(2)):

@@ -52,6 +52,7 @@ def stopped(protocol):
     return protocol
 
 
+@pytest.mark.slow
 def test_of_six_thousand_entries_in_one_message_few_are_verified():
     async def main():
         protocol, expiry_s = stopped(await holder()), time.time() + 60
