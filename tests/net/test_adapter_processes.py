@@ -20,7 +20,7 @@ from tests.support.base_folder import base_folder
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 
-TOKENS = 40_000
+TOKENS = 20_000
 ADAPTER = {
     "model__fragments": 2,
     "model__adapter__rank": 4,
@@ -28,6 +28,7 @@ ADAPTER = {
     "data__tokenizer": "base",
     "training__learning_rate": 0.01,
     "training__weight_decay": 0.0,
+    "limits__evaluate_every": 10,
 }
 
 

@@ -19,7 +19,7 @@ from tests.support.base_folder import CHAT, END, base_folder
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 
-TOKENS = 40_000
+TOKENS = 20_000
 
 
 def test_a_syncer_without_the_published_model_says_what_to_do_and_begins_once_it_has_it(tmp_path):
@@ -38,7 +38,12 @@ def test_a_syncer_without_the_published_model_says_what_to_do_and_begins_once_it
 def test_friends_train_a_published_model_whose_files_only_the_first_host_has(tmp_path):
     folder = base_folder(tmp_path / "model")
     with TinySwarm(tmp_path) as swarm:
-        swarm.prepare(base=str(folder), data__tokenizer="base", training__learning_rate=0.001)
+        swarm.prepare(
+            base=str(folder),
+            data__tokenizer="base",
+            training__learning_rate=0.001,
+            limits__evaluate_every=10,
+        )
         swarm.begin()
         genesis = read_signed(swarm.signed).genesis
         named = first_weights(genesis, folder)
