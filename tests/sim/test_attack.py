@@ -20,8 +20,9 @@ from tests.support.tiny_project import tiny_charter, tiny_genesis
 LEARNERS, STEPS = 4, 120
 SETTING = Setting(seed=1, learners=LEARNERS, steps=STEPS)
 HONEST = Attack("nothing")
-LOUD = ("flip-10", "noise-10", "spike", "same")
-"""One for each way of being loud: backwards, at random, in few elements, and always alike."""
+LOUD = ("flip-1", "flip-10", "noise-10", "spike", "same")
+"""One for each way of being loud: backwards, also at its own length, at random, in few elements,
+and always alike."""
 
 Project = tuple[Genesis, Charter, Path]
 
