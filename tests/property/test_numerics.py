@@ -37,6 +37,7 @@ def dense(seed, numel, spread):
     return values.reshape(-1).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @given(values=arrays())
 @modest
@@ -46,6 +47,7 @@ def test_what_was_decoded_survives_any_further_trip_unchanged(codec, values):
     assert again.tobytes() == once.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @given(values=arrays())
 @modest
@@ -87,6 +89,7 @@ def test_a_coarse_block_is_never_further_from_the_original_than_zero_would_be(co
     assert (error <= np.linalg.norm(wide, axis=1) * (1 + 1e-6)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", first(1, ["int1", "int2"]))
 @given(seed=st.integers(0, 2**32), used=st.integers(1, 127))
 @modest

@@ -45,6 +45,7 @@ def states():
     return STATES
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     team=st.lists(st.tuples(BEHAVIOURS, HELD), max_size=6),
@@ -77,6 +78,7 @@ def test_every_download_ends_with_the_certified_bytes_or_a_reason(team, has_sync
     assert not net.planner.asked
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     team=st.lists(st.tuples(st.sampled_from([4e3, 2e4]), HELD), min_size=1, max_size=5),

@@ -91,6 +91,7 @@ def test_one_that_was_honest_for_long_is_found_too() -> None:
     assert swarm.run(120).keys() == {swarm.keys[2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [normal(-9.0), normal(9.0), lambda rng: rng.choice((-9.0, 9.0))])
 @pytest.mark.parametrize("learners", [3, 4, 8])
 def test_one_lying_prober_suspends_nobody_and_protects_nobody(lie: Draw, learners: int) -> None:

@@ -447,6 +447,7 @@ class Fuzzed:
                 self.feed(Woke())
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=80)
 @given(st.data())
 def test_the_syncer_survives_anything_and_broadcasts_only_what_is_stored(data):

@@ -54,6 +54,7 @@ def outcome_of(
     return algorithm.run(bench_of(project, algorithm), setting, lambda share: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(2, ALGORITHMS))
 def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     bench = bench_of(project, ALGORITHMS[name])
@@ -88,6 +89,7 @@ def test_data_parallel_is_one_learner_with_the_whole_batch(project):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatch):
     def sgd(model, inner):
         return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)

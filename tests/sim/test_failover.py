@@ -105,6 +105,7 @@ def test_a_killed_leader_is_replaced_and_no_committed_merge_is_lost(seed):
     assert victim.syncer.state.index >= swarm.syncer.syncer.state.index - 2
 
 
+@pytest.mark.slow
 def test_learners_resume_their_sessions_and_hand_in_what_they_had_not(swarm):
     died_s, incarnations = swarm.world.now_s, [learner.life for learner in swarm.learners]
     swarm.syncer.crash()
@@ -221,6 +222,7 @@ def test_a_wiped_standby_cannot_give_a_vote_that_replaces_the_majority(swarm):
     swarm.check()
 
 
+@pytest.mark.slow
 def test_payloads_lost_by_a_standby_are_repaired_and_then_it_can_lead(swarm):
     damaged, other = standbys(swarm)
     keep_all_certificates(damaged)
@@ -243,6 +245,7 @@ def test_payloads_lost_by_a_standby_are_repaired_and_then_it_can_lead(swarm):
     swarm.check()
 
 
+@pytest.mark.slow
 def test_two_of_three_syncers_down_means_no_merge_and_no_pause_either(swarm):
     leader = swarm.syncer
     for host in standbys(swarm):
@@ -287,6 +290,7 @@ def test_a_standby_with_a_full_disk_holds_nobody_up_for_good(swarm):
     swarm.check()
 
 
+@pytest.mark.slow
 def test_standbys_hold_the_bits_that_the_leader_holds(swarm):
     swarm.world.run(60.0)
     swarm.syncer.syncer.leadership.is_closing = True
@@ -382,6 +386,7 @@ def test_a_syncer_that_lost_its_disk_is_readmitted_by_the_owner_and_can_lead_aga
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_syncer_that_the_owner_replaces_has_no_say_any_more(swarm):
     leader = swarm.syncer
     gone = standbys(swarm)[1]

@@ -120,6 +120,7 @@ def test_a_learner_that_comes_meanwhile_rests_too():
     assert_rest(swarm, 30.0)
 
 
+@pytest.mark.slow
 def test_the_owners_word_lets_merging_go_on_without_a_new_pause_for_the_same():
     swarm = wrecked()
     record, merges = state_of(swarm).pause.record, swarm.merges
@@ -130,6 +131,7 @@ def test_the_owners_word_lets_merging_go_on_without_a_new_pause_for_the_same():
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_wrecked_further_pauses_again():
     swarm = wrecked()
     record, merges = state_of(swarm).pause.record, swarm.merges
@@ -184,6 +186,7 @@ def test_a_sound_run_is_never_paused():
     assert len(swarm.ledger.merges) > 100
 
 
+@pytest.mark.slow
 def test_without_a_guard_the_wreck_is_merged_on():
     swarm = sound(guard="off")
     swarm.revise(**learning_rate(swarm, WRECKING))

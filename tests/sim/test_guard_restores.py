@@ -113,6 +113,7 @@ def test_the_guard_goes_back_and_the_swarm_trains_on(seed):
     assert_one_history(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apply", first(1, ["rebase", "blend"]))
 def test_displacements_that_live_on_do_not_outlive_it(apply):
     rounds = RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, apply, "int4", "int4")

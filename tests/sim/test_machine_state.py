@@ -172,6 +172,7 @@ def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(seed, every
     assert twins.led > 0
 
 
+@pytest.mark.slow
 def test_that_holds_while_the_guard_goes_back(monkeypatch):
     swarm = build_swarm(1, syncers=3)
     swarm.world.run(5.0)

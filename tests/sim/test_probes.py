@@ -183,6 +183,7 @@ def test_the_owner_lets_a_suspended_learner_take_part_again() -> None:
     swarm.check()
 
 
+@pytest.mark.slow
 def test_a_tape_of_a_swarm_with_probes_replays_exactly(tmp_path: Path) -> None:
     tape = SwarmTape(tmp_path, mib_max=64)
     swarm = swarm_of(8, copiers=1, tape=tape.of)

@@ -57,6 +57,7 @@ def restarts(swarm, *, trainers=False):
             swarm.world.at(at_s + 2.0, lambda host=learner: host.is_up or host.boot())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", first(2, ["int4", "f32", "bf16", "int8"]))
 @pytest.mark.parametrize("apply", ["overwrite", "rebase"])
 def test_every_codec_carries_sets_exactly(codec, apply):
@@ -246,6 +247,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(monkeypatch, fault):
     plant, settings, words = FAULTS[fault]
@@ -269,6 +271,7 @@ def test_without_a_fault_nothing_is_found(settings):
     swarm.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(2, range(6)))
 def test_a_push_merged_late_is_taken_off_before_the_next_hand_in(seed):
     """Its version may reach the inner loop before the learner knows that its push is in it."""

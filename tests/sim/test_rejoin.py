@@ -116,6 +116,7 @@ def test_learners_that_come_first_have_nobody_to_ask_and_begin_at_once():
         assert learner.trainer.local_step > 10
 
 
+@pytest.mark.slow
 def test_a_newcomer_gets_moments_as_well():
     swarm = build(steps_s=(0.3, 0.3, 0.3))
     late = swarm.learners[2]
@@ -126,6 +127,7 @@ def test_a_newcomer_gets_moments_as_well():
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 def test_a_project_that_wants_fresh_moments_gets_them():
     swarm = build_swarm(1, rounds=ROUNDS)
     victim = kill_and_return(swarm)
@@ -178,6 +180,7 @@ def test_a_host_that_is_back_within_a_moment_replaces_its_own_session():
     swarm.check()
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_recovery():
     """The donor's local steps and the merges of the others go on as in a swarm without it."""
     done = {}
@@ -209,6 +212,7 @@ def test_a_requester_that_dies_in_any_phase_comes_back(phase):
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_trainer_that_dies_in_any_phase_is_no_harm(phase):
     swarm = build(PHASES.index(phase))
@@ -219,6 +223,7 @@ def test_a_trainer_that_dies_in_any_phase_is_no_harm(phase):
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first(1, PHASES[2:]), ids=lambda phase: phase.name.lower())
 def test_a_donor_that_dies_is_replaced_or_done_without(phase):
     swarm = build(PHASES.index(phase))
@@ -258,6 +263,7 @@ def test_a_donor_whose_trainer_dies_is_no_harm(phase):
     assert_all_train(swarm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", first(1, PHASES), ids=lambda phase: phase.name.lower())
 def test_a_lost_syncer_does_not_end_a_recovery(phase):
     """The donor has what is needed; only a new clock needs the syncer."""

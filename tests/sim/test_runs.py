@@ -115,6 +115,7 @@ def test_a_swarm_on_clocks_that_drift_merges_on():
 # Scenarios.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", spread(2, [n for n in scenarios.BUILT_IN if n != "hour"]))
 def test_a_built_in_scenario_holds(name):
     outcome = runs.run(scenarios.find(name, 1), 1, until_s=200.0, line=silent)

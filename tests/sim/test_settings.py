@@ -40,6 +40,7 @@ def trained(until_s=90.0, **settings):
     return swarm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "outer",
     [OuterSpec(0.7, 0.5, 3.0), OuterSpec(0.7, 0.5, 3.0, False), OuterSpec(0.7, 0.0, 3.0, False)],
@@ -76,11 +77,13 @@ def test_a_swarm_trains_with_each_rule_of_weights(weights):
     assert all(part.weight == expected(part) for part in current)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", first(1, [0.25, 0.0, 0.9]))
 def test_a_swarm_trains_with_each_share_that_a_blend_keeps(alpha):
     trained(rounds=rounds(apply="blend", alpha=alpha))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", spread(2, BITS_PER_PARAMETER))
 @pytest.mark.parametrize("way", ["up_codec", "down_codec"])
 def test_a_swarm_trains_with_each_codec_each_way(way, codec):
@@ -120,6 +123,7 @@ def test_the_published_eligibility_merges_one_fragment_for_each_step_of_the_fast
     assert 0.75 <= (swarm.merges - merges) / done <= 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     first(

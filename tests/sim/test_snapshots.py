@@ -231,6 +231,7 @@ def often(swarm):
     return swarm
 
 
+@pytest.mark.slow
 def test_a_learner_that_takes_what_came_after_the_marker_is_left_out(monkeypatch):
     monkeypatch.setattr(SnapshotParticipant, "holds", lambda self, message: False)
     swarm = often(watched(8))
@@ -246,6 +247,7 @@ def test_what_came_after_the_marker_is_found_in_a_part(monkeypatch):
     assert "is counted and was made after" in words or "merged" in words
 
 
+@pytest.mark.slow
 def test_a_channel_that_is_not_recorded_loses_pushes(monkeypatch):
     monkeypatch.setattr(Taking, "on_push", lambda self, session, sequence: None)
     swarm = often(watched(9))

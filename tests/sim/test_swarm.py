@@ -52,6 +52,7 @@ def test_the_measured_h_is_the_configured_h():
     assert 0.8 * 8 <= mean <= 1.35 * 8
 
 
+@pytest.mark.slow
 def test_the_grace_window_lets_a_slower_learner_take_part():
     swarm = build_swarm(3, steps_s=(0.3, 0.3, 0.6))
     swarm.world.run(120.0)
@@ -108,6 +109,7 @@ def test_local_steps_go_on_while_the_syncer_is_away_and_the_log_continues():
     assert len(back) == 3
 
 
+@pytest.mark.slow
 def test_whoever_was_away_for_so_long_that_its_text_went_to_others_goes_on_with_other_text():
     swarm = build_swarm(11, limits=LimitSpec(10**9, 256, 20, 8, 20.0, 64))
     swarm.world.run(40.0)

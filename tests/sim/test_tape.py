@@ -231,6 +231,7 @@ def test_an_altered_base_is_named(tape: Path) -> None:
         again(tape)
 
 
+@pytest.mark.slow
 def test_what_was_merged_before_a_life_is_on_its_tape(tmp_path: Path) -> None:
     """Pushes are compared with it: without it a merge comes out otherwise."""
     ledger = record_swarm(tmp_path, 11, outer=OuterSpec(0.7, 0.5, 3.0, trust="earned")).ledger

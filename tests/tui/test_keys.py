@@ -194,6 +194,7 @@ def test_new_events_do_not_move_what_is_read():
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_pause_asks_for_how_long():
     app = app_of()
 
@@ -305,6 +306,7 @@ def test_the_command_line():
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_the_command_line_explains_what_it_does_not_know():
     app = app_of()
 
@@ -373,6 +375,7 @@ def test_help_names_every_key():
     drive(app, look, (120, 80))
 
 
+@pytest.mark.slow
 def test_colours_change_and_quit_quits():
     app = app_of()
 
@@ -466,6 +469,7 @@ def test_replay_controls(tmp_path):
     drive(app, look)
 
 
+@pytest.mark.slow
 def test_a_recording_plays_to_its_end_and_knows_its_past(tmp_path):
     app = ShoalApp(replay(tmp_path / "recording", recordings.healthy(40)))
     playback = app.source.playback

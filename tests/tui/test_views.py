@@ -56,7 +56,7 @@ def test_no_line_is_wider_than_the_terminal(name, width):
                 assert line.cell_len <= width, (view, line.plain)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SMALL_RECORDINGS)
 def test_the_sentence_stands_on_screen_whole(name, size):
     frames = recordings.RECORDINGS[name]()

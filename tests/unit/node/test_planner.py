@@ -309,6 +309,7 @@ def test_a_newcomer_is_not_hostage_to_learners_on_slow_lines(count, monkeypatch)
     assert needs_s(donors(count, *states, bytes_per_s=4000)) < 1.2 * needs_s([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [6, 10])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_donor_at_50_kilobytes_a_second_costs_little_beside_a_syncer_at_100_megabits(

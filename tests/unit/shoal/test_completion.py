@@ -108,6 +108,7 @@ def script(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_bash_completes_what_this_machine_knows(script, hosting, tmp_path):
     command = tmp_path / "bin" / "shoal"

@@ -93,6 +93,7 @@ def with_words(facts: PageFacts, text: str) -> PageFacts:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(HOSTILE)
 def test_whatever_others_write_stays_text(facts, text):

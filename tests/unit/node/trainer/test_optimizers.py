@@ -67,6 +67,7 @@ def test_muon_takes_the_hidden_matrices_and_adamw_everything_else(is_tied):
     assert ("lm_head.weight" in in_adamw) is not is_tied
 
 
+@pytest.mark.slow
 def test_muon_learns_and_the_same_start_gives_the_same_bits(shop):
     loops = [new_loop(shop), new_loop(shop)]
     for loop in loops:
