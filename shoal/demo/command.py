@@ -35,7 +35,7 @@ from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 from shoal.local_swarm.swarm import LocalSwarm
 from tui.views.demo import results
 
-MINUTES: Final = 12.0
+MINUTES: Final = 20.0
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 200
 ALONE_THREADS: Final = 2
