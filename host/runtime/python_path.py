@@ -13,5 +13,6 @@ def python_path() -> str:
     directory out of a child.
     """
     ours = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH")
-    return f"{ours}{os.pathsep}{inherited}" if inherited else ours
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # A child's own children get the same value, so that it says whether paths differ.
+    return os.pathsep.join([ours, *(one for one in inherited if one and one != ours)])

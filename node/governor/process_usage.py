@@ -49,7 +49,7 @@ class OwnProcesses:
         now_s = self._clock()
         is_due = now_s - self._tree_s >= TREE_EVERY_S
         if is_due or trainer_pid != self._trainer_pid:
-            self._tree = [self._self, *self._self.children(recursive=True)]
+            self._tree = _with_trainer(self._self, trainer_pid)
             self._tree_s, self._trainer_pid = now_s, trainer_pid
             self._trainer = _ranks(trainer_pid, self._tree)
         memory_bytes = 0
@@ -81,6 +81,16 @@ class OwnProcesses:
         if known is None or now_s - known.at_s >= SHARES_EVERY_S:
             known = self._memory[key] = _Memory(now_s, rss - _in_parts(process, rss))
         return max(0, rss - known.others)
+
+
+def _with_trainer(top: psutil.Process, trainer_pid: int | None) -> list[psutil.Process]:
+    """A process and everything below it; a trainer that a fork server made lies elsewhere."""
+    tree = [top, *top.children(recursive=True)]
+    if trainer_pid is not None and all(one.pid != trainer_pid for one in tree):
+        with suppress(psutil.NoSuchProcess):
+            trainer = psutil.Process(trainer_pid)
+            tree += [trainer, *trainer.children(recursive=True)]
+    return tree
 
 
 def _ranks(pid: int | None, tree: list[psutil.Process]) -> set[int]:

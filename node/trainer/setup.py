@@ -7,6 +7,7 @@ loaded.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -357,11 +358,18 @@ def decoded(configure: messages.Configure) -> tuple[Genesis, InnerSpec]:
 
 
 def limit_resources(configure: messages.Configure) -> None:
-    """Sets what must be set before torch is loaded."""
-    for name in THREAD_VARIABLES:
-        os.environ[name] = str(configure.threads)
+    """Sets what should be set before torch is loaded."""
+    limit_threads(configure.threads)
     if configure.nice:
         os.nice(configure.nice)
+
+
+def limit_threads(threads: int) -> None:
+    """How many threads the libraries compute with in this process."""
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(threads)
+    if "torch" in sys.modules:  # A fork server had loaded it already.
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def _device(configure: messages.Configure, others: OtherRanks | None) -> str | None:

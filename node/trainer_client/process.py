@@ -14,8 +14,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from host.runtime import fork_server
+from host.runtime.fork_server import Started
 from host.runtime.python_path import python_path
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
@@ -77,7 +77,7 @@ class TrainerProcess:
     on_exit: Callable[[ExitReason], None]
     reason: ExitReason | None = None
     """Set when the trainer has ended."""
-    _process: subprocess.Popen[bytes] | None = None
+    _process: Started | None = None
     _end: socket.socket | None = None
     _pidfd: int = -1
     _reader: messages.FrameReader = field(default_factory=messages.FrameReader)
@@ -203,13 +203,13 @@ class TrainerProcess:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             size = self.log_path.stat().st_size if self.log_path.exists() else 0
             with self.log_path.open("ab" if size < LOG_BYTES_MAX else "wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "node.trainer.main", "--fd", str(theirs.fileno())],
-                    env=child_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(theirs.fileno(),),
+                self._process = fork_server.start(
+                    "node.trainer.main",
+                    ["--fd", str(theirs.fileno())],
+                    environment=child_environment(),
+                    output=log.fileno(),
+                    errors=log.fileno(),
+                    keep=(theirs.fileno(),),
                 )
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
@@ -300,7 +300,7 @@ class TrainerProcess:
         return is_open
 
     def _signal(self, number: signal.Signals) -> None:
-        # Popen reaps and signals under one lock, so a reused process id is never hit.
+        # Both kinds of child see to it that a reused process id is never hit.
         if self.is_running and self._process is not None:
             self._process.send_signal(number)
 

@@ -22,6 +22,8 @@ from typing import IO, Final
 import psutil
 
 from host.files.home import HOME_VARIABLE
+from host.runtime import fork_server
+from host.runtime.fork_server import ForkServer, Started
 from host.runtime.parent_death import end_with_parent
 from host.runtime.python_path import python_path
 from protocol.errors import ShoalError
@@ -65,7 +67,7 @@ class Deadline:
             raise SwarmFailed(f"Still waiting for {what} after {self.after_s / 60:.3g} minutes.")
 
 
-Spawn = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes]], subprocess.Popen[bytes]]
+Spawn = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes]], Started]
 """How a program is started: by its name, with this command, environment and output."""
 
 
@@ -88,9 +90,7 @@ def spawn(
 class Child:
     """One process of ours, and the file that it writes to."""
 
-    def __init__(
-        self, name: str, log: Path, start: Callable[[IO[bytes]], subprocess.Popen[bytes]]
-    ) -> None:
+    def __init__(self, name: str, log: Path, start: Callable[[IO[bytes]], Started]) -> None:
         """Starts it. SwarmFailed if the system refuses."""
         self.name = name
         self.log = log
@@ -144,17 +144,31 @@ class Processes:
         self.environment = _environment(folder / "home", temporary)
         """Of children that are started from now on."""
         self._spawn = spawn
+        self._fork_server: ForkServer | None = None
         self._children: list[Child] = []
         self._below: dict[int, psutil.Process] = {}
         self._looked_s = -LOOK_EVERY_S
 
+    def import_once(self, *modules: str) -> None:
+        """From now on trainers and commands are forked from a process that imported these.
+
+        Until it has, trainers start as always. Daemons do, whatever happens.
+        """
+        folder = self.folder / "fork"
+        folder.mkdir(mode=0o700)
+        log = self.folder / "fork-server.log"
+        self._fork_server = ForkServer(folder, modules, self.environment, log)
+        self.environment[fork_server.VARIABLE] = str(self._fork_server.path)
+
     def start(self, name: str, module: str, *arguments: str) -> Child:
         """Starts `python -m module arguments` in the swarm's folder and home."""
         command = [sys.executable, "-P", "-m", module, *arguments]
-        log = self.folder / f"{name.replace(' ', '-')}.log"
-        child = Child(
-            name, log, lambda output: self._spawn(name, command, self.environment, output)
+        return self._start(
+            name, lambda output: self._spawn(name, command, self.environment, output)
         )
+
+    def _start(self, name: str, starting: Callable[[IO[bytes]], Started]) -> Child:
+        child = Child(name, self.folder / f"{name.replace(' ', '-')}.log", starting)
         self._children.append(child)
         return child
 
@@ -165,13 +179,30 @@ class Processes:
 
         `tick` is called all the while, with the line it printed last.
         """
-        child = self.start(name, module, *arguments)
+        server = self._fork_server
+        while server is not None and server.is_running and not server.is_ready:
+            tick("")
+            self.wait(name)
+        if server is None:
+            child = self.start(name, module, *arguments)
+        else:
+            child = self._start(name, lambda output: self._forked(module, arguments, output))
         while child.is_running:
             tick(child.said().rpartition("\n")[0].rpartition("\n")[2])
             self.wait(name)
         if child.process.returncode:
             raise child.failure()
         return child.said()
+
+    def _forked(self, module: str, arguments: Sequence[str], output: IO[bytes]) -> Started:
+        return fork_server.start(
+            "shoal.__main__" if module == "shoal" else module,
+            arguments,
+            environment=self.environment,
+            output=output.fileno(),
+            errors=output.fileno(),
+            folder=self.folder,
+        )
 
     def wait(self, what: str, seconds: float = POLL_S) -> None:
         """Lets a moment pass. SwarmFailed once the deadline has."""
@@ -215,12 +246,14 @@ class Processes:
         """Remembers who lives below our children, and how much memory all of us hold."""
         if time.monotonic() - self._looked_s < LOOK_EVERY_S and not is_forced:
             return
-        for child in self._children:
-            if child.is_running:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    top = psutil.Process(child.pid)
-                    for process in (top, *top.children(recursive=True)):
-                        self._below[process.pid] = process
+        tops = [child.pid for child in self._children if child.is_running]
+        if self._fork_server is not None:
+            tops.append(self._fork_server.pid)
+        for pid in tops:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                top = psutil.Process(pid)
+                for process in (top, *top.children(recursive=True)):
+                    self._below[process.pid] = process
         self._below = {pid: one for pid, one in self._below.items() if is_alive(one)}
         if self.measures_memory:
             held = sum(_memory_bytes(one) for one in (psutil.Process(), *self._below.values()))
@@ -245,6 +278,8 @@ class Processes:
                     break
                 time.sleep(POLL_S)
         left = self.left_behind()
+        if self._fork_server is not None:
+            self._fork_server.close()
         for process in self._below.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()  # psutil compares start times, so a reused pid is safe.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from safetensors.numpy import load_file
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
+from host.runtime import fork_server
 from host.runtime.python_path import python_path
 from protocol import first_weights, wire
 from protocol.errors import CorruptState, TransientError
@@ -101,25 +100,19 @@ class CheckpointStore:
         with tempfile.TemporaryDirectory(dir=self.store.root) as folder:
             genesis, out = Path(folder) / "genesis", Path(folder) / "weights.safetensors"
             genesis.write_bytes(self.project.genesis_bytes)
-            done = subprocess.run(
+            code, said = fork_server.run(
+                "node.trainer.tools.initialise",
                 [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "node.trainer.tools.initialise",
                     str(genesis),
                     str(out),
                     *(["--from", str(self.base)] if self.base is not None else []),
                     *(["--cache", str(self.cache)] if self.cache is not None else []),
                 ],
-                env={**os.environ, "PYTHONPATH": python_path()},
-                capture_output=True,
-                text=True,
-                timeout=INITIALISE_TIMEOUT_S,
-                check=False,
+                environment={**os.environ, "PYTHONPATH": python_path()},
+                timeout_s=INITIALISE_TIMEOUT_S,
             )
-            if done.returncode != 0:
-                words = done.stderr.strip().splitlines() or ["it printed nothing"]
+            if code != 0:
+                words = said.strip().splitlines() or ["it printed nothing"]
                 raise TransientError(f"making the first weights failed: {words[-1]}")
             tensors = load_file(out)
         # One by one, so that there are never two copies of all of them.

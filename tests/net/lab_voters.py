@@ -125,6 +125,18 @@ class Voters(LabSwarm):
             if ends_s - now_s >= STEPS_EVERY_S:
                 before = self.check_steps(before)
 
+    def wait_merge(self, before):
+        """Until more is merged than the status `before` tells; (node, status) of the leader then.
+
+        How soon that is depends on what else the machine does.
+        """
+
+        def has_merged():
+            found = self.leader()
+            return found and found[1].swarm.global_step > before.swarm.global_step and found
+
+        return self.until(has_merged, "another merge")
+
     def check_steps(self, before):
         """AssertionError if a learner's local steps stand where they stood; where they stand."""
         now = self.local_steps()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.net.swarms import TinySwarm, is_gone
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.net, pytest.mark.bare, pytest.mark.timeout(1200)]
 
 MODEL = {
     "model__config__hidden_size": 64,

@@ -123,8 +123,7 @@ def test_a_standby_with_a_full_disk_holds_nobody_up(well):
     print(said.sentence)
     node, before = well.leader()
     well.watch(FULL_S)
-    assert well.leader()[0] == node == leader
-    assert well.leader()[1].swarm.global_step > before.swarm.global_step
+    assert well.wait_merge(before)[0] == node == leader
     well.processes.check()
     (store / FILLING).unlink()
     well.wait_well()

@@ -34,7 +34,7 @@ from tests.net.hosts import run as run_async
 from tests.net.swarms import TinySwarm, is_gone, shoal
 from tests.support.builders import hello
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.net, pytest.mark.bare, pytest.mark.timeout(1800)]
 
 LEARNERS = ("ada", "bob", "eve")
 VICTIM = "eve"

@@ -33,7 +33,7 @@ from tests.support.tiny_project import (
     tiny_genesis,
 )
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.bare]
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 180.0

@@ -16,7 +16,7 @@ DEMO_S = 10.0
 INSTALL = ("install", "--quiet", "--no-compile")
 """Of all that comes along a test imports a small part, which is compiled when it is imported."""
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.net, pytest.mark.bare, pytest.mark.timeout(3600)]
 
 
 def run(*command: object) -> str:

@@ -18,6 +18,7 @@ CATCHES_EVERYTHING = {
     "host/control/server.py": 1,
     "host/driver.py": 3,
     "host/files/crash_marker.py": 1,
+    "host/runtime/fork_server.py": 1,
     "host/runtime/lifecycle.py": 1,
     "host/stream_server.py": 2,
     "host/transport.py": 1,

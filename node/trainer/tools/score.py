@@ -7,7 +7,6 @@ The model comes from `from_pretrained`; of Shoal only the held-out text is used.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from node.trainer.files import read_document, write_atomically
 from node.trainer.main import be_quiet
-from node.trainer.setup import THREAD_VARIABLES
+from node.trainer.setup import limit_threads
 from node.trainer.text.reader import learned_tokens
 from protocol.errors import UserError
 from protocol.project import DocumentRule, Genesis
@@ -141,8 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.sequences < 1 or given.threads < 1 or given.tokens < 0:
         parser.error("--sequences and --threads must be at least 1, --tokens at least 0")
     be_quiet()
-    for name in THREAD_VARIABLES:
-        os.environ[name] = str(given.threads)
+    limit_threads(given.threads)
     try:
         result = score(
             read_document(given.genesis, Genesis),

@@ -1,0 +1,1 @@
+"""Imported by a fork server for its children, and by nobody else."""
