@@ -19,6 +19,8 @@ def clean(text: str, chars_max: int = 64) -> str:
 
     Names come from other people's machines.
     """
+    if len(text) <= chars_max and text.isprintable():
+        return text
     printable = "".join(char if char.isprintable() else "?" for char in text[: chars_max + 1])
     return printable if len(printable) <= chars_max else printable[: chars_max - 1] + "…"
 

@@ -450,7 +450,9 @@ def _draw_field(canvas: Canvas, scene: Scene, hub: _Hub, peers: Sequence[PeerRow
     lit = {one.lane for one in moving if one.is_push}
     for (row, column), first in zip(places, range(0, len(peers), each), strict=False):
         group = peers[first : first + each]
-        state = Counter(one.state for one in group).most_common(1)[0][0]
+        state = group[0].state
+        if each > 1:
+            state = Counter(one.state for one in group).most_common(1)[0][0]
         is_lit = any(one.key in lit for one in group)
         mark = LIT if is_lit else MARKS.get(state, OTHER_MARK)
         canvas.put(row, column, mark, f"bold {paint.warn}" if is_lit else paint.state(state))
