@@ -92,7 +92,7 @@ class SwarmStatus(Struct, kw_only=True):
     tokens: int = 0
     progress: float = 0.0
     curve: list[tuple[int, int, float]] = field(default_factory=list)
-    """(global step, committed tokens, held-out loss), oldest first."""
+    """(global step, committed tokens, held-out loss), oldest first; none that are disputed."""
     best_checkpoint: int | None = None
     """Its log index."""
     best_loss: float | None = None

@@ -47,7 +47,8 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
             case WitnessStatus():
                 made += syncer.render(there, min(width, syncer.TWO_COLUMNS - 1), 0)
     if history.events:
-        events = facts.event_lines(list(history.events), width, EVENTS_SHOWN, now.paint)
+        told = facts.news_in_words(now, EVENTS_SHOWN)
+        events = facts.event_lines(told, width, EVENTS_SHOWN, now.paint)
         made += [Text(), *events]
     plain = "\n".join(line.plain.rstrip() for line in made)
     if is_ascii:

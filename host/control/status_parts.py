@@ -10,7 +10,7 @@ from typing import Final
 from host.control.pace_meter import PaceMeter
 from host.transport import Transport
 from protocol.log import guard, restoring
-from protocol.log.heldout import disputed_words, measured_by
+from protocol.log.heldout import believed, disputed_words, measured_by
 from protocol.log.state import SwarmState
 from protocol.project import Charter, Genesis
 from protocol.status import (
@@ -70,7 +70,7 @@ def swarm_status(
         global_step=state.global_step,
         tokens=state.tokens,
         progress=min(1.0, state.tokens / budget) if budget else 0.0,
-        curve=[(point.global_step, point.tokens, point.loss) for point in state.curve],
+        curve=[(one.global_step, one.tokens, one.loss) for one in believed(state.curve)],
         best_checkpoint=best.checkpoint if best else None,
         best_loss=best.loss if best else None,
         best_measured=measured_by(best, state.accounts) if best else "",

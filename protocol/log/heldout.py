@@ -119,6 +119,23 @@ def best_of(curve: Iterable[CurvePoint]) -> CurvePoint | None:
     return min(counted, key=lambda point: (point.loss, point.checkpoint), default=None)
 
 
+def believed(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Without points that a second learner disputes, and without new bests and wrecks that the
+    second has not measured yet.
+
+    For people to look at: a liar's losses would be all that a chart shows.
+    """
+    best = best_of(curve)
+    return [point for point in curve if not point.is_disputed and not _is_claim(point, best)]
+
+
+def _is_claim(point: CurvePoint, best: CurvePoint | None) -> bool:
+    """Whether nobody has confirmed a loss that would change what is known of the model."""
+    if best is None or not point.is_open:
+        return False
+    return point.loss < best.loss or is_far(point.loss, best.loss)
+
+
 def is_far(loss: float, best: float) -> bool:
     """Whether a held-out loss is far above the best one, both in nats per token."""
     return loss > best * (1 + FAR_FRAC) and loss > best + FAR_NATS

@@ -56,6 +56,7 @@ from protocol import limits, wire
 from protocol.errors import CorruptState, TransientError, UserError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
+from protocol.log.records import FragmentMerged, Record
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import RUN_COMPLETE, Envelope, Report
 from protocol.numerics.outer import digest
@@ -92,6 +93,9 @@ ANNOUNCE_LOOK_S = 1.0
 LINK_OWN_MAX = 2
 LINK_ADDRESSES_MAX = 4
 """Of a join link: with them it finds the swarm when this host is away."""
+
+RECALLED = 128
+"""Records of the log that a new leader looks at, so that averages do not begin anew with it."""
 
 
 def run(options: SyncerOptions) -> int:
@@ -373,9 +377,19 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             self.books.grace_s = fact.grace_s
         if isinstance(fact, PhaseChanged):
             self._is_news.set()  # Perhaps of who leads.
+            if fact.phase == Phase.TRAINING.value and not self.books.participants:
+                self._recall_merges()
             if fact.phase == Phase.ENDED.value:
                 log.info("the model can be exported: shoal export --to DIR")
                 self.ended_s = time.monotonic()
+
+    def _recall_merges(self) -> None:
+        """What was merged before this daemon led, as far as it says what is usual."""
+        files = self.store.voter
+        for encoded in files.between(max(files.floor.index, files.last - RECALLED), files.last):
+            body = wire.decode(encoded, Record).body
+            if isinstance(body, FragmentMerged):
+                self.books.recall(body)
 
     # Background.
 
@@ -481,7 +495,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             merges=list(books.recent),
             merges_here=books.merges,
             participants_mean=pushes / max(1, machine.state.global_step),
-            effective_h=books.steps / books.participants if books.participants else 0.0,
+            effective_h=books.effective_h,
             grace_s=books.grace_s,
             slack_s=leadership.rounds.window.slack_s() if leadership else None,
             outcomes=status.outcomes(machine),

@@ -36,8 +36,8 @@ STATUS_OURS = {
     "shoal.common": "choices daemons exit_codes extras failures verdicts versions writing",
     "shoal.machine": "status_command",
     "tui.frames": "frame history scene traffic verdict",
-    "tui.text": "election fmt node_view owner_limits paint snapshots status_rows status_view "
-    "syncer_view witness_view",
+    "tui.text": "election fmt node_view owner_limits paint snapshots standstill status_rows "
+    "status_view syncer_view witness_view",
     "node": "", "simulator": "", "syncer_node": "", "tui": "",
 }  # fmt: skip
 """All of ours that `shoal status` may load. Whoever adds to it adds to what people wait for."""

@@ -15,16 +15,9 @@ from protocol.status import (
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
 from tui.frames.traffic import Packet
-from tui.text import election, fmt
+from tui.text import election, fmt, standstill
 from tui.text.election import LOST, alive, leads
 from tui.text.paint import Paint
-
-STANDSTILL_S_MIN = 12.0
-STANDSTILL_S_UNKNOWN = 90.0
-"""While it is not known what is usual for this swarm."""
-
-STANDSTILL_GAPS = 6
-"""No global step for so many usual gaps is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +140,7 @@ class Scene:
         """
         pace = status.swarm.pace
         gap_s = self.history.step_gap_s(status.key, self.now_s) if pace is None else pace.gap_s
-        least_s = STANDSTILL_S_MIN if pace is None or gap_s is not None else STANDSTILL_S_UNKNOWN
-        return self.still_s(status) >= max(least_s, STANDSTILL_GAPS * (gap_s or 0.0))
+        return standstill.is_standstill(self.still_s(status), gap_s, is_measured=pace is not None)
 
     def silent_s(self, status: DaemonStatus | None) -> float | None:
         """For how long the daemon that gave this status has not answered; None while it does."""

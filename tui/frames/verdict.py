@@ -18,8 +18,8 @@ from protocol.status import (
 )
 from tui.frames.frame import Attached, Frame
 from tui.frames.history import History
-from tui.frames.scene import STANDSTILL_GAPS, Scene, lost
-from tui.text import election, fmt
+from tui.frames.scene import Scene, lost
+from tui.text import election, fmt, standstill
 from tui.text.election import alive, leads
 
 Level = Literal["WELL", "CARE", "TROUBLE", "START", "PAUSED", "DONE"]
@@ -269,7 +269,7 @@ def _standstill(scene: Scene, status: SyncerStatus) -> Verdict | None:
         )
     pace = status.swarm.pace
     usual_s = pace.gap_s if pace is not None else None
-    is_bad = still_s > max(STANDSTILL_S_BAD, 2 * STANDSTILL_GAPS * (usual_s or 0.0))
+    is_bad = still_s > max(STANDSTILL_S_BAD, 2 * standstill.GAPS * (usual_s or 0.0))
     return Verdict("TROUBLE" if is_bad else "CARE", f"{text}.")
 
 

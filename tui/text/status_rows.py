@@ -20,7 +20,7 @@ from protocol.status import (
     SyncerStatus,
     WitnessStatus,
 )
-from tui.text import fmt
+from tui.text import fmt, standstill
 
 BAR_CELLS = 16
 SPARK_CELLS = 24
@@ -98,6 +98,8 @@ def progress(project: ProjectStatus, swarm: SwarmStatus, tokens_per_s: float | N
         return f"{line} · paused by the owner"
     if swarm.pace is not None:
         left_s = swarm.pace.left_s
+        if standstill.stands_still(swarm.pace):
+            return f"{line} · standing still"
         return (
             f"{line} · {fmt.between(*left_s)} left"
             if left_s

@@ -6,7 +6,7 @@ import pytest
 
 from protocol import wire
 from protocol.log.accounts import Account
-from protocol.log.heldout import CurvePoint, agree, disputed_words, measured_by
+from protocol.log.heldout import CurvePoint, agree, believed, disputed_words, measured_by
 from protocol.log.records import CheckpointEvaluated, CheckpointMarked, SeatTaken
 from protocol.log.state import SwarmState, SwarmSummary
 from tests.support.builders import ONE, SYNCER, THREE, TWO, Log, weights
@@ -47,6 +47,21 @@ def test_a_false_zero_that_nobody_has_checked_yet_moves_nothing(log):
     honest = measure(log, 2.0, 2.0)
     measure(log, 0.0, first=THREE)
     assert log.state.best.checkpoint == honest
+
+
+def test_what_people_see_has_no_word_of_one_against_another(log):
+    seen = [measure(log, 2.0, 2.0), measure(log, 2.1), measure(log, 1.9, 1.9)]
+    measure(log, 7.8, 1.9, first=THREE)
+    claims = [measure(log, 7.8, first=THREE), measure(log, 0.1, first=THREE)]
+    assert [point.checkpoint for point in believed(log.state.curve)] == seen
+    wrecked = measure(log, 7.8, 7.9)
+    assert [point.checkpoint for point in believed(log.state.curve)] == [*seen, wrecked]
+    assert {point.checkpoint for point in log.state.curve} >= set(claims)
+
+
+def test_while_nobody_has_a_second_what_one_says_is_shown(log):
+    alone = [measure(log, loss, second=None) for loss in (3.0, 9.0, 2.0)]
+    assert [point.checkpoint for point in believed(log.state.curve)] == alone
 
 
 def test_a_second_that_lies_only_keeps_a_checkpoint_from_counting(log):

@@ -517,6 +517,8 @@ def test_the_time_left_is_a_range_or_not_known_yet():
         PROJECT, at_pace(1.0, 1.0, left_s=(1200.0, 1700.0)).swarm
     )
     assert "time left not known yet" in status_rows.progress(PROJECT, at_pace(1.0, None).swarm)
+    stopped = at_pace(14.0, 1.0, left_s=(1200.0, 1700.0)).swarm
+    assert status_rows.progress(PROJECT, stopped).endswith("· standing still")
     assert fmt.between(3.0, 8.0) == "3 to 8 s"
     assert fmt.between(9000.0, 12_000.0) == "2.5 to 3.3 h"
     assert fmt.between(3600.0 * 20, 3600.0 * 26) == "20 to 26 h"
