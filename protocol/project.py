@@ -90,7 +90,9 @@ class ModelSpec(Struct, frozen=True, array_like=True):
 
 TextKind = Literal["python-stdlib", "file", "folder", "parquet", "hub", "chats", "jsonl"]
 LOCAL_KINDS: Final = frozenset({"file", "folder", "parquet", "chats", "jsonl", "images"})
-"""Sources that are files, which whoever reads them must have."""
+"""Sources that are files, unless chats are `on_hub`."""
+HUB: Final = "hub:"
+"""Before the name of what a source that reads files would else take for a path."""
 
 
 class DataSpec(Struct, frozen=True, array_like=True):
@@ -101,7 +103,8 @@ class DataSpec(Struct, frozen=True, array_like=True):
     answers are learned. `images`: pictures with a class each; then what is said of sequences and
     documents here is said of them. `mixture`: what `Genesis.mixture` names."""
     location: Text
-    """Path, or the `hub_data` of a data set; empty for `python-stdlib` and for a mixture."""
+    """Path, or the `hub_data` of a data set, behind `HUB` where it has chats; empty for
+    `python-stdlib` and for a mixture."""
     text_field: Name
     tokenizer: Text
     """`bytes`, `base` for the base model's, or the path or `hub_name` of a `tokenizers` one."""
@@ -539,6 +542,21 @@ def hub_name(text: str) -> tuple[str, str] | None:
         return None
     name, _, configuration = text.partition(":")
     return name, configuration
+
+
+def on_hub(source: str, location: str) -> str | None:
+    """What a source names on the Hugging Face hub, which `hub_data` may find to be no name; None
+    where it reads something else."""
+    if source == "hub":
+        return location
+    if source == "chats" and location.startswith(HUB):
+        return location.removeprefix(HUB)
+    return None
+
+
+def is_files(source: str, location: str) -> bool:
+    """Whether a source reads files, of which everybody who reads them must have a copy."""
+    return source in LOCAL_KINDS and on_hub(source, location) is None
 
 
 class HubData(NamedTuple):

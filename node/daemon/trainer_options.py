@@ -16,7 +16,7 @@ from node.trainer.link.messages import Configure
 from node.trainer.own import installed
 from protocol import limits, wire
 from protocol.errors import UserError
-from protocol.project import LOCAL_KINDS, DataSpec, Genesis, MixedSource, hub_data, hub_name
+from protocol.project import DataSpec, Genesis, MixedSource, hub_data, hub_name, is_files, on_hub
 
 log = logging.getLogger("shoal.node")
 
@@ -39,7 +39,7 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
         return data.location if _is_owners(options) else ""
     if genesis.mixture is not None:
         return _mixture_location(options, genesis.mixture)
-    if data.source in LOCAL_KINDS and not _is_owners(options):
+    if is_files(data.source, data.location) and not _is_owners(options):
         raise UserError(
             f"This project does not publish its {_kind(data)}. Get a copy of {data.source} "
             f"{data.location!r} from its owner, put it anywhere on this machine, and say where: "
@@ -51,7 +51,7 @@ def data_location(options: NodeOptions, genesis: Genesis) -> str:
 
 def _mixture_location(options: NodeOptions, mixture: tuple[MixedSource, ...]) -> str:
     """Empty: where the project says. UserError if that would be files that are not the owner's."""
-    files = [one for one in mixture if one.source in LOCAL_KINDS]
+    files = [one for one in mixture if is_files(one.source, one.location)]
     if files and not _is_owners(options):
         named = ", ".join(repr(Path(one.location).name) for one in files)
         raise UserError(
@@ -66,7 +66,8 @@ def _mixture_location(options: NodeOptions, mixture: tuple[MixedSource, ...]) ->
 
 def _require_hub_name(data: DataSpec | MixedSource) -> None:
     """UserError if a data set of the hub is called by something else, which may be a path."""
-    if data.source == "hub" and hub_data(data.location) is None:
+    named = on_hub(data.source, data.location)
+    if named is not None and hub_data(named) is None:
         raise UserError(
             f"This project names {data.location!r} as a data set of the hub, which is no name of "
             "one. Nothing here is read for it. Ask the project's owner to correct its location."

@@ -18,7 +18,7 @@ from host.options import NodeOptions
 from node.daemon import trainer_options
 from protocol.errors import UserError
 from protocol.log.state import SwarmState
-from protocol.project import LOCAL_KINDS, Charter, DataSpec, Genesis, ImageSpec, MixedSource
+from protocol.project import Charter, DataSpec, Genesis, ImageSpec, MixedSource, is_files, on_hub
 from shoal.doctor import diagnosis
 from shoal.doctor.findings import Finding, OwnText, Topic
 from syncer_node.machine.trust.invites import Invites
@@ -79,14 +79,14 @@ def _text(options: NodeOptions, genesis: Genesis) -> Iterator[Finding]:
         yield Topic("text").good("other hosts give it, as it is trained on")
     elif genesis.mixture is not None:
         yield _mixture(genesis.mixture, genesis.data, location)
+    elif on_hub(genesis.data.source, location) is not None:
+        yield Topic("text").good(f"it comes from the Hugging Face hub: {location}")
     elif genesis.data.source == "chats":
         yield diagnosis.own_chats(location, own_text(genesis.data, location))
     elif genesis.images is not None:
         yield _images(genesis.data, genesis.images, location)
-    elif genesis.data.source in LOCAL_KINDS:
+    elif is_files(genesis.data.source, location):
         yield _copy(options.home, genesis, location)
-    elif genesis.data.source == "hub":
-        yield Topic("text").good(f"it comes from the Hugging Face hub: {location}")
 
 
 def _mixture(mixture: tuple[MixedSource, ...], data: DataSpec, location: str) -> Finding:

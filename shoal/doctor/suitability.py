@@ -13,7 +13,7 @@ from typing import Final
 from host.files.home import Home
 from host.files.local_settings import Settings
 from node.trainer.tools.trial_facts import TrialAnswer
-from protocol.project import Charter, Genesis
+from protocol.project import Charter, Genesis, is_files
 from shoal.doctor import diagnosis, joining, probes, requirements
 from shoal.doctor.findings import Finding
 from shoal.doctor.requirements import Needs
@@ -43,7 +43,7 @@ def judge_of(
     def judge(genesis: Genesis, charter: Charter) -> str:
         found = examined(genesis, charter, settings)
         is_read = genesis.data.source == "chats" and genesis.published is None
-        if is_read and data is not None:
+        if is_read and data is not None and is_files("chats", data):
             found.append(diagnosis.own_chats(data, joining.own_text(genesis.data, data)))
         bad = [one for one in found if one.verdict == "trouble"]
         if not bad:

@@ -15,7 +15,7 @@ from host.runtime import software
 from protocol.ids import short
 from protocol.limits import WIRE_VERSION
 from protocol.log.accounts import Account
-from protocol.project import Charter, DataSpec, Genesis, MixedSource, hub_data, hub_source
+from protocol.project import Charter, DataSpec, Genesis, MixedSource, hub_data, hub_source, on_hub
 from shoal.common import versions
 from tui.text import fmt
 
@@ -151,7 +151,7 @@ def _metadata(genesis: Genesis, library: str) -> str:
 
     base = hub_source(genesis.base.source) if genesis.base is not None else None
     sources = genesis.mixture or (genesis.data,)
-    named = [hub_data(one.location) for one in sources if one.source == "hub"]
+    named = [hub_data(on_hub(one.source, one.location) or "") for one in sources]
     found = ModelCardData(
         base_model=base[0] if base is not None else None,
         datasets=sorted({one.name for one in named if one is not None}) or None,
@@ -243,8 +243,8 @@ def _text(genesis: Genesis) -> str:
 
 def _source(data: DataSpec | MixedSource) -> str:
     """Of a path its last part only, for the rest is private."""
-    named = hub_data(data.location)
-    if data.source == "hub" and named is not None:
+    named = hub_data(on_hub(data.source, data.location) or "")
+    if named is not None:
         words = f"`{named.name}`"
         words += f", {plain(named.configuration)}" if named.configuration else ""
         words += f", revision `{named.revision}`" if named.revision else ""

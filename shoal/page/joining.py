@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.project import LOCAL_KINDS, Charter, Genesis, MixedSource, hub_data, hub_source
+from protocol.project import Charter, Genesis, MixedSource, hub_data, hub_source, is_files, on_hub
 from protocol.shards import sample_bytes
 from shoal.doctor import requirements
 from shoal.page import words
@@ -77,8 +77,9 @@ def _text(genesis: Genesis) -> str:
         return f"a mixture of {len(genesis.mixture)} sources of text that the owner has {whose}"
     if data.source == "python-stdlib":
         return "the source of Python's own library"
-    if data.source == "hub":
-        return f"the data set {_hub(data.location)}"
+    named = on_hub(data.source, data.location)
+    if named is not None:
+        return f"the data set {_hub(named)}"
     if data.source == "own":
         return "data of its own"
     kind = {"chats": "chats", "images": "images"}.get(data.source, "text")
@@ -106,8 +107,9 @@ def _data(genesis: Genesis) -> list[str]:
         return _mixture(genesis.mixture)
     if data.source == "python-stdlib":
         return ["Nothing else: Python brings the text."]
-    if data.source == "hub":
-        return [f"The data set {_hub(data.location)} is fetched from the Hugging Face hub."]
+    named = on_hub(data.source, data.location)
+    if named is not None:
+        return [f"The data set {_hub(named)} is fetched from the Hugging Face hub."]
     if data.source == "own":
         return []
     return [f"You need {_COPIES[data.source]}: ask the owner, and name the place with --data."]
@@ -115,7 +117,7 @@ def _data(genesis: Genesis) -> list[str]:
 
 def _mixture(mixture: tuple[MixedSource, ...]) -> list[str]:
     """What files of it somebody must have; the rest comes from the hub, or with Python."""
-    files = sum(one.source in LOCAL_KINDS for one in mixture)
+    files = sum(is_files(one.source, one.location) for one in mixture)
     if not files:
         return ["Nothing else: its sources are fetched from the Hugging Face hub."]
     return [

@@ -70,12 +70,14 @@ def _location(source: str, location: str, place: toml.Place, path: Path) -> str:
         raise at.error(f'must be "" for the source {source}, not {toml.shown(location)}')
     if source not in ("python-stdlib", "own", MIXTURE) and not location:
         raise at.error(f"must not be empty: name what {source} is to read")
-    if source == "hub" and specs.hub_data(location) is None:
+    named = specs.on_hub(source, location)
+    if named is not None and specs.hub_data(named) is None:
+        before = location.removesuffix(named)
         raise at.error(
-            "must be OWNER/NAME or OWNER/NAME:CONFIGURATION, perhaps with @REVISION, not "
-            f"{toml.shown(location)}"
+            f"must be {before}OWNER/NAME or {before}OWNER/NAME:CONFIGURATION, perhaps with "
+            f"@REVISION, not {toml.shown(location)}"
         )
-    if source in specs.LOCAL_KINDS and not location.startswith("~"):
+    if specs.is_files(source, location) and not location.startswith("~"):
         return str(path.absolute().parent / location)
     return location
 
@@ -118,7 +120,7 @@ def _source(value: object, text_field: str, place: toml.Place, path: Path) -> sp
 
 def _require_names(mixture: tuple[specs.MixedSource, ...], place: toml.Place) -> None:
     """UserError where copies could not lie in one folder by their names."""
-    files = [one for one in mixture if one.source in specs.LOCAL_KINDS]
+    files = [one for one in mixture if specs.is_files(one.source, one.location)]
     for name, count in Counter(Path(one.location).name for one in files).items():
         if count > 1:
             raise place.error(

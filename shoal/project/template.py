@@ -109,8 +109,9 @@ SECTIONS = (
                 "location",
                 "",
                 "path or hub name (OWNER/NAME or OWNER/NAME:CONFIGURATION, with @REVISION behind "
-                "it to pin what is read); empty for python-stdlib and mixture. A path counts on "
-                "this machine: `~` is the home directory, other paths start beside this file",
+                "it to pin what is read; of chats with hub: before it); empty for python-stdlib "
+                "and mixture. A path counts on this machine: `~` is the home directory, other "
+                "paths start beside this file",
             ),
             Line(
                 "publish",

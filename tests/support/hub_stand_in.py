@@ -11,12 +11,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from host.runtime.python_path import python_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -172,6 +177,28 @@ def _entry(path: Path) -> dict[str, object]:
         "size": path.stat().st_size,
         "oid": hashlib.sha1(path.read_bytes()).hexdigest(),
     }
+
+
+def python_at(endpoint: str, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Python in `place`, for which that hub is the only one; to its end, whatever that is.
+
+    The hub's address is read when its library is imported, so it needs a process.
+    """
+    known = {"HF_ENDPOINT": endpoint, "HF_HOME": str(place / "hf"), "PYTHONPATH": python_path()}
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=place,
+        env={**os.environ, **known, "HF_HUB_DISABLE_TELEMETRY": "1"},
+        timeout=250,
+    )
+
+
+def shoal_at(endpoint: str, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A verb of the command there, with a home of its own."""
+    return python_at(endpoint, place, "-m", "shoal", "--home", str(place / "home"), *words)
 
 
 @contextmanager

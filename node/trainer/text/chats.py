@@ -9,7 +9,8 @@ cannot be used is left out and told with its place. Light: it imports no model a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -93,13 +94,26 @@ def read_chats(files: Iterable[Path], tally: Tally) -> Iterator[Chat]:
     OSError or ValueError if a file cannot be read.
     """
     for path in files:
-        for place, read in rows(path, KEYS):
-            try:
-                turns = _turns(read())
-            except (LeftOut, ValueError, RecursionError) as error:
-                tally.leave_out(place, error)
-            else:
-                yield Chat(place, turns)
+        yield from _chats(rows(path, KEYS), tally)
+
+
+def chats_of(rows: Iterable[tuple[str, object]], tally: Tally) -> Iterator[Chat]:
+    """The same of rows that are read already, each with its place."""
+    yield from _chats(((place, partial(_same, row)) for place, row in rows), tally)
+
+
+def _same(row: object) -> object:
+    return row
+
+
+def _chats(found: Iterable[tuple[str, Callable[[], object]]], tally: Tally) -> Iterator[Chat]:
+    for place, read in found:
+        try:
+            turns = _turns(read())
+        except (LeftOut, ValueError, RecursionError) as error:
+            tally.leave_out(place, error)
+        else:
+            yield Chat(place, turns)
 
 
 def _turns(said: object) -> Turns:

@@ -28,12 +28,12 @@ from node.trainer.text.token_files import CorpusFacts
 from protocol.errors import UserError
 from protocol.ids import Digest
 from protocol.project import (
-    LOCAL_KINDS,
     DataSpec,
     DocumentRule,
     Genesis,
     MixedSource,
     TokenizerSpec,
+    is_files,
 )
 
 SLOTS: Final = 1 << 16
@@ -252,7 +252,7 @@ def located(mixture: Mixture, folder: str) -> Mixture:
     """The same sources, where files lie in one folder under their own names."""
     return tuple(
         msgspec.structs.replace(one, location=str(Path(folder).expanduser() / copy_name(one)))
-        if one.source in LOCAL_KINDS
+        if is_files(one.source, one.location)
         else one
         for one in mixture
     )

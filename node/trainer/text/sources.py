@@ -26,10 +26,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from node.trainer.text.chats import CHAT_SUFFIXES, Chat, Tally, read_chats
+from node.trainer.text.chats import CHAT_SUFFIXES, Chat, Tally, chats_of, read_chats
 from node.trainer.text.table_files import JSON_SUFFIXES, PARQUET, columns, rows
 from protocol.errors import UserError
-from protocol.project import DataSpec, HubData, hub_data
+from protocol.project import DataSpec, HubData, hub_data, on_hub
 
 TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".c", ".h", ".rs", ".js", ".ts"})
 SKIPPED_FOLDERS: Final = frozenset(
@@ -53,7 +53,7 @@ FIELDS_SHOWN: Final = 20
 
 def listing(spec: DataSpec) -> list[Path]:
     """The local files of a source, sorted; empty for the hub. UserError if there are none."""
-    if spec.source == "hub":
+    if on_hub(spec.source, spec.location) is not None:
         return []
     if spec.source == "python-stdlib":
         return _files_below(Path(sysconfig.get_path("stdlib")), frozenset({".py"}), SKIPPED_FOLDERS)
@@ -94,10 +94,24 @@ def _files_below(root: Path, suffixes: frozenset[str], skipped: frozenset[str]) 
 def chats(spec: DataSpec, files: list[Path], tally: Tally) -> Iterator[Chat]:
     """Every conversation that can be used; `tally` counts the others. UserError if a file cannot be
     read."""
+    named = on_hub(spec.source, spec.location)
     try:
-        yield from read_chats(files, tally)
+        if named is None:
+            yield from read_chats(files, tally)
+        else:
+            yield from _hub_chats(named, tally)
     except (OSError, ValueError) as error:
         raise UserError(f"The chats in {spec.location} cannot be read ({error}).") from error
+
+
+def _hub_chats(named: str, tally: Tally) -> Iterator[Chat]:
+    """ValueError if they cannot be read."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield from chats_of(_hub_rows(named), tally)
+    except DatasetsError as error:
+        raise ValueError(str(error)) from error
 
 
 def survey_chats(spec: DataSpec) -> Tally:
@@ -141,7 +155,7 @@ def _by_datasets(spec: DataSpec, files: list[Path], tally: Tally) -> Iterator[st
 
     try:
         if spec.source == "hub":
-            yield from _of_rows(spec, _hub_rows(spec), tally)
+            yield from _of_rows(spec, _hub_rows(spec.location), tally)
         elif spec.source == "file":
             lines = _loaded(files, sample_by="line", keep_linebreaks=True)
             yield from _pieces(row["text"] for row in lines)
@@ -178,16 +192,17 @@ def _rows(spec: DataSpec, files: list[Path]) -> Iterator[tuple[str, object]]:
                 ) from error
 
 
-def _hub_rows(spec: DataSpec) -> Iterator[tuple[str, object]]:
+def _hub_rows(named: str) -> Iterator[tuple[str, object]]:
+    """Place and value of every row of a data set of the hub."""
     import datasets
 
-    known = _on_the_hub(spec.location)
+    known = _on_the_hub(named)
     at = {"revision": known.revision} if known.revision else {}
     found = datasets.load_dataset(
         known.name, known.configuration or None, split="train", streaming=True, **at
     )
     for number, row in enumerate(found, 1):
-        yield f"row {number:,} of {spec.location}", row
+        yield f"row {number:,} of {named}", row
 
 
 def _on_the_hub(location: str) -> HubData:

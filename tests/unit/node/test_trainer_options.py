@@ -37,14 +37,21 @@ def naming(genesis: Genesis, **changes: str) -> Genesis:
 
 
 @pytest.mark.parametrize("location", ["/home/ann/letters", "text", "../letters", "~/letters"])
-def test_a_project_cannot_have_a_folder_read_as_a_data_set_of_the_hub(tmp_path, genesis, location):
+@pytest.mark.parametrize(("source", "before"), [("hub", ""), ("chats", "hub:")])
+def test_a_project_cannot_have_a_folder_read_as_a_data_set_of_the_hub(
+    tmp_path, genesis, location, source, before
+):
+    project = naming(genesis, source=source, location=before + location)
     with pytest.raises(UserError, match="Nothing here is read"):
-        data_location(options(tmp_path), naming(genesis, source="hub", location=location))
+        data_location(options(tmp_path), project)
 
 
-def test_a_data_set_of_the_hub_is_read(tmp_path, genesis):
-    project = naming(genesis, source="hub", location="owner/stories:small")
-    assert data_location(options(tmp_path), project) == "owner/stories:small"
+@pytest.mark.parametrize(
+    ("source", "location"), [("hub", "owner/stories:small"), ("chats", "hub:owner/chats@v1")]
+)
+def test_a_data_set_of_the_hub_is_read(tmp_path, genesis, source, location):
+    project = naming(genesis, source=source, location=location)
+    assert data_location(options(tmp_path), project) == location
 
 
 @pytest.mark.parametrize("source", ["file", "folder", "parquet", "images", "chats", "jsonl"])
@@ -111,7 +118,7 @@ def test_files_of_a_mixture_are_read_where_the_owner_of_the_machine_says(tmp_pat
 
 
 def test_a_mixture_without_files_needs_no_word_and_names_no_folder_as_a_data_set(tmp_path, genesis):
-    project = mixed(genesis, ("hub", "owner/stories"), ("python-stdlib", ""))
+    project = mixed(genesis, ("hub", "owner/stories"), ("chats", "hub:owner/chats"))
     assert data_location(options(tmp_path), project) == ""
     project = mixed(genesis, ("hub", "/home/ann/letters"), ("python-stdlib", ""))
     with pytest.raises(UserError, match="Nothing here is read"):

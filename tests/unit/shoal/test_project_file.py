@@ -527,6 +527,15 @@ def test_a_hub_location_is_a_name_with_its_owner():
         parse(text.replace("owner/stories:small", "text"), PATH)
 
 
+def test_chats_lie_in_files_or_on_the_hub():
+    text = create_text("n", changes={"data.source": "chats", "data.location": "hub:owner/chats@v1"})
+    assert parse(text, PATH).data.location == "hub:owner/chats@v1"
+    with pytest.raises(UserError, match=r"data.location must be hub:OWNER/NAME or hub:OWNER"):
+        parse(text.replace("owner/chats", "chats"), PATH)
+    files = parse(text.replace("hub:owner/chats@v1", "chats"), PATH)
+    assert files.data.location == str(PATH.absolute().parent / "chats")
+
+
 # Who may take part.
 
 

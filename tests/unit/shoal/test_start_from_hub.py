@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from host.files.signed_project import read_signed
 from tests.support.base_folder import base_folder
-from tests.support.hub_stand_in import COMMIT, hub
+from tests.support.hub_stand_in import COMMIT, hub, python_at, shoal_at
 from tests.support.tiny_project import write_text
 
 ROOT = Path(__file__).parents[3]
@@ -27,29 +24,10 @@ def place(tmp_path):
     return tmp_path
 
 
-def shoal(place, endpoint, *arguments):
-    """A verb of the command."""
-    return python(place, endpoint, "-m", "shoal", "--home", str(place / "home"), *arguments)
-
-
-def python(place, endpoint, *arguments):
-    """The hub's address is read when its library is imported, so it needs a process."""
-    known = {"HF_ENDPOINT": endpoint, "HF_HOME": str(place / "hf")}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **known, "HF_HUB_DISABLE_TELEMETRY": "1"},
-        timeout=250,
-    )
-
-
 @pytest.mark.slow
 def test_a_branch_becomes_its_commit_and_only_data_is_fetched(place):
     with hub(NAME, place / "published") as served:
-        made = shoal(place, served.endpoint, "project", "create", "--from", f"hub:{NAME}@main")
+        made = shoal_at(served.endpoint, place, "project", "create", "--from", f"hub:{NAME}@main")
         assert made.returncode == 0, made.stderr
         path = place / "project.toml"
         text = path.read_text()
@@ -57,7 +35,7 @@ def test_a_branch_becomes_its_commit_and_only_data_is_fetched(place):
         text = text.replace('source = "python-stdlib"', 'source = "file"')
         text = text.replace('location = ""', 'location = "text.txt"')
         path.write_text(text.replace("heldout_frac = 0.02", "heldout_frac = 0.2"))
-        signed = shoal(place, served.endpoint, "project", "sign", "project.toml")
+        signed = shoal_at(served.endpoint, place, "project", "sign", "project.toml")
         assert signed.returncode == 0, signed.stderr
         fetched = {one.rpartition("/")[2] for one in served.asked if "/resolve/" in one}
     assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= fetched
@@ -68,7 +46,7 @@ def test_a_branch_becomes_its_commit_and_only_data_is_fetched(place):
     assert genesis.data.tokenizer == "base"
 
     # The revision is on this machine now; the hub may be away.
-    again = shoal(place, "http://127.0.0.1:9", "project", "sign", "project.toml")
+    again = shoal_at("http://127.0.0.1:9", place, "project", "sign", "project.toml")
     assert again.returncode == 0, again.stderr
     assert "unchanged, still signed as" in again.stdout
 
@@ -77,7 +55,7 @@ def test_a_branch_becomes_its_commit_and_only_data_is_fetched(place):
 def test_a_repository_that_is_not_there_is_one_line_with_what_to_do(place):
     with hub(NAME, place / "published") as served:
         wrong = "hub:friends/nobody@main"
-        made = shoal(place, served.endpoint, "project", "create", "--from", wrong)
+        made = shoal_at(served.endpoint, place, "project", "create", "--from", wrong)
     assert made.returncode == 2
     assert made.stderr.startswith(f"error: {wrong} cannot be fetched")
     assert len(made.stderr.splitlines()) == 1, made.stderr
@@ -94,7 +72,7 @@ print(spec.end_of_text, *sorted(one.name for one in spec.files))
 
 def test_a_tokenizer_of_the_hub_is_pinned_with_its_settings(place):
     with hub(NAME, place / "published") as served:
-        done = python(place, served.endpoint, "-c", PIN)
+        done = python_at(served.endpoint, place, "-c", PIN)
         fetched = {one.rpartition("/")[2] for one in served.asked if "/resolve/" in one}
     assert done.returncode == 0, done.stderr
     names = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
