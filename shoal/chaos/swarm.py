@@ -44,6 +44,7 @@ class ChaosSwarm(LocalSwarm):
 
     def __init__(self, folder: Path, deadline: Deadline, screen: Screen) -> None:
         super().__init__(folder, deadline=deadline)
+        self.processes.import_once()
         self.record = Recording()
         self.ends_s = deadline.ends_s
         self.screen = screen

@@ -63,7 +63,6 @@ class DemoSwarm(WatchedSwarm):
 
     def __init__(self, folder: Path, deadline: Deadline, screen: Screen) -> None:
         super().__init__(folder, deadline, screen, CAST)
-        self.processes.import_once("node.trainer.tools.slow_imports")
         self.processes.measures_memory = True
         self.comeback: Comeback | None = None
         self.succession: Succession | None = None

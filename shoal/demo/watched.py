@@ -51,6 +51,7 @@ class WatchedSwarm(LocalSwarm):
     ) -> None:
         """cast: the learners that are shown."""
         super().__init__(folder, deadline=deadline, spawn=spawn)
+        self.processes.import_once()
         self.host: SyncerStatus | None = None
         """What the leading syncer said last, or a standby while nobody leads."""
         self.nodes: dict[str, NodeStatus] = {}

@@ -41,6 +41,9 @@ ORPHANS_END_S: Final = 5.0
 
 TAIL_LINES: Final = 15
 
+TRAINERS_IMPORTS: Final = "node.trainer.tools.slow_imports"
+"""Imports what takes a trainer seconds to import."""
+
 
 class SwarmFailed(ShoalError):
     """The swarm cannot go on. The message is one sentence; `lines` are the end of a child's log."""
@@ -149,15 +152,15 @@ class Processes:
         self._below: dict[int, psutil.Process] = {}
         self._looked_s = -LOOK_EVERY_S
 
-    def import_once(self, *modules: str) -> None:
-        """From now on trainers and commands are forked from a process that imported these.
+    def import_once(self, module: str = TRAINERS_IMPORTS) -> None:
+        """From now on trainers and commands are forked from a process that has imported this.
 
         Until it has, trainers start as always. Daemons do, whatever happens.
         """
         folder = self.folder / "fork"
         folder.mkdir(mode=0o700)
         log = self.folder / "fork-server.log"
-        self._fork_server = ForkServer(folder, modules, self.environment, log)
+        self._fork_server = ForkServer(folder, [module], self.environment, log)
         self.environment[fork_server.VARIABLE] = str(self._fork_server.path)
 
     def start(self, name: str, module: str, *arguments: str) -> Child:

@@ -13,13 +13,14 @@ import pytest
 
 from host.runtime.fork_server import VARIABLE, ForkServer
 from host.runtime.python_path import python_path
+from shoal.local_swarm.processes import TRAINERS_IMPORTS
 
 
 @pytest.fixture(scope="session")
 def _server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fork-server")
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    server = ForkServer(folder, ["node.trainer.tools.slow_imports"], environment, folder / "log")
+    server = ForkServer(folder, [TRAINERS_IMPORTS], environment, folder / "log")
     yield server
     server.close()
 
