@@ -186,10 +186,10 @@ class Processes:
         while server is not None and server.is_running and not server.is_ready:
             tick("")
             self.wait(name)
-        if server is None:
-            child = self.start(name, module, *arguments)
-        else:
+        if fork_server.VARIABLE in self.environment and self._spawn is spawn:
             child = self._start(name, lambda output: self._forked(module, arguments, output))
+        else:
+            child = self.start(name, module, *arguments)
         while child.is_running:
             tick(child.said().rpartition("\n")[0].rpartition("\n")[2])
             self.wait(name)
