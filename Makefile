@@ -23,7 +23,7 @@ install: $(READY)
 demo: $(READY)
 	$(BIN)/shoal demo
 
-# What to run after each change, in five to six minutes on two cores: all but the long simulations
+# What to run after each change, in about five minutes on two cores: all but the long simulations
 # and the real processes, of which one swarm runs from its first record to the export.
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow" $(QUICK)
