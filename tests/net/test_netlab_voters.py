@@ -56,8 +56,6 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(well):
     well.keep_in_mind(former)
     _, node, status = well.wait_takeover(former)
     assert status.swarm.term > before.swarm.term
-    # The new leader's own first merges have what was trained while nobody led.
-    assert status.effective_h == pytest.approx(before.effective_h, rel=0.5)
     well.start_again(former)
     leader, now = well.wait_well()
     assert (leader, now.swarm.term) == (node, status.swarm.term), "it took the seat back"
