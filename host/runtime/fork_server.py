@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import importlib
 import os
@@ -410,8 +411,6 @@ def _leave(wanted: Wanted, server: int) -> NoReturn:
 
 def _moved(number: int) -> int:
     """The same descriptor above all numbers that somebody may have asked for."""
-    import fcntl
-
     moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM)
     os.close(number)
     return moved
