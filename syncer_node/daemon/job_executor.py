@@ -65,6 +65,8 @@ class JobExecutor:
     other_syncers: Callable[[], list[bytes]]
     payloads: PayloadTape | None = None
     merge_pool: Executor = field(init=False)
+    check_pool: Executor = field(init=False)
+    """What arrives is checked beside merges: behind one, a push would miss its pull's deadline."""
     _strangers: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(STRANGERS_FETCHED_MAX)
     )
@@ -74,10 +76,12 @@ class JobExecutor:
             MERGES_AT_ONCE, thread_name_prefix="merge", initializer=give_way
         )
         self.merge_pool.submit(warm_up)
+        self.check_pool = ThreadPoolExecutor(1, thread_name_prefix="check", initializer=give_way)
 
     def close(self) -> None:
         """Wait for what is under way; nothing remains half done."""
         self.merge_pool.shutdown(wait=True, cancel_futures=True)
+        self.check_pool.shutdown(wait=True, cancel_futures=True)
         self.cores.close()
         self.disk_pool.shutdown(wait=True, cancel_futures=True)
         self.store.close()
@@ -144,7 +148,7 @@ class JobExecutor:
             async with asyncio.timeout(job.left_s), turn:
                 payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
             keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
-            await asyncio.get_running_loop().run_in_executor(self.merge_pool, keep)
+            await asyncio.get_running_loop().run_in_executor(self.check_pool, keep)
         except MalformedPayload as error:
             return jobs.PushRefused(error.reason, str(error))
         except TimeoutError:

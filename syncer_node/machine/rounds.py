@@ -390,9 +390,6 @@ class Rounds:
         stands in the log.
         """
         for current in [one for one in self.rounds.values() if one.is_collecting]:
-            for peer, ticket in current.tickets.items():
-                if ticket.state is PullState.SENDING and ticket.header is not None:
-                    self._settle(peer, ticket.header, "abandoned", GUARD_PAUSED)
             self._abandon(current, GUARD_PAUSED)
         for place in list(self.stragglers):
             ticket = self.stragglers.pop(place)
@@ -603,7 +600,7 @@ class Rounds:
         if verdict == "close":
             self._close(current, now_s)
         elif verdict == "abandon":
-            self._abandon(current, "no push arrived")
+            self._abandon(current, "no push arrived in time")
 
     def _close(self, current: Round, now_s: float) -> None:
         parts = []
@@ -619,6 +616,7 @@ class Rounds:
                 # What is on its way goes into the next merge of this fragment, as a lagging push.
                 self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
             elif ticket.state is PullState.SENDING and ticket.header is not None:
+                ticket.state = PullState.FAILED
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
         judging = self.judge.is_judging
         against = self.judge.against(current, self.rng.getrandbits(64)) if judging else None
@@ -683,9 +681,15 @@ class Rounds:
                 self._settle(place[1], ticket.header, "late", "the pull's deadline has passed")
 
     def _abandon(self, current: Round, reason: str) -> None:
+        """End a round without a merge. Whoever handed something in hears so, arrived or not: a
+        learner gives nothing more of a fragment while it waits for the fate of its last push."""
         self.rounds.pop(current.number)
         for peer, header in current.arrived:
             self._settle(peer, header, "abandoned", reason)
+        for peer, ticket in current.tickets.items():
+            if ticket.state is PullState.SENDING and ticket.header is not None:
+                ticket.state = PullState.FAILED
+                self._settle(peer, ticket.header, "abandoned", reason)
         self.effects.do(
             jobs.Forget(tuple(push_id(peer, header) for peer, header in current.arrived))
         )
