@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import events, work
@@ -17,7 +17,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.filter import LineFilter
 from textual.theme import Theme
-from textual.widgets import ContentSwitcher, Footer, Input
+from textual.widget import Widget
+from textual.widgets import ContentSwitcher, Footer
 
 from protocol.errors import ShoalError, UserError
 from protocol.status import NodeStatus, SyncerStatus
@@ -28,21 +29,21 @@ from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.frames.traffic import Traffic
 from tui.messages import Entered, FrameCame, Sought, ViewWanted
-from tui.screens import help as help_page
-from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.sources.live import Source
-from tui.sources.playback import Playback
 from tui.text import fmt
 from tui.text.paint import Paint
 from tui.text.status_rows import label_of
 from tui.text.theme import THEME, THEMES, AsciiFilter, paint_of
-from tui.views import contribution, facts, fragments, overview, peers, picture, syncer, this_node
-from tui.views import events as event_view
+from tui.views import overview, picture
 from tui.views.banner import Banner
-from tui.views.bars import VIEWS, ScrubBar, ViewBar
-from tui.views.prompt import Prompt
-from tui.views.roster import Roster
 from tui.views.sheet import Sheet
+from tui.views.view_bar import VIEWS, ViewBar
+
+# Everything else is imported once it is wanted, so that the first screen is there at once.
+if TYPE_CHECKING:
+    from tui.other_views import View
+    from tui.sources.playback import Playback
+    from tui.views.roster import Roster
 
 WIDE = 160
 """From this width on facts and events have a column of their own in the overview."""
@@ -54,10 +55,7 @@ SIDE_PERCENT = 34
 MOVE_S = 0.12
 """Between two looks at what travels."""
 
-PAGE_WIDTH = 72
-INNER = {"overview": "overview-sheet", "peers": "learners", "contribution": "leaders"}
-"""What has the focus in a view of several parts."""
-
+LINK_CELLS = 72
 TABLES = ("peers", "events", "contribution")
 """Views that can be filtered."""
 
@@ -157,6 +155,8 @@ class ShoalApp(App[int]):
         self.is_faults = False
         self.is_every_event = False
         """Also those that come many times a second, with the daemons' own words for them."""
+        self._views: dict[str, View] = {}
+        """Those that somebody looked at, but for the overview."""
         self.filters: dict[str, str] = {}
         """What each view is filtered by."""
         self.draw_throttle = DrawThrottle(time.monotonic, time.process_time)
@@ -175,33 +175,22 @@ class ShoalApp(App[int]):
         return [*super().get_line_filters(), *own]
 
     def compose(self) -> ComposeResult:
-        """Banner, views, place on the recording, prompt, keys."""
+        """Banner, overview, place on the recording, keys."""
         yield Banner()
         yield ViewBar()
-        with ContentSwitcher(initial="overview", id="body"):
-            with Horizontal(id="overview"):
-                with Vertical(id="overview-main"):
-                    yield Sheet(picture.render, id="picture")
-                    yield Sheet(overview.render, id="overview-sheet")
-                yield Sheet(overview.side, id="overview-side")
-            with Horizontal(id="peers"):
-                yield Roster(peers.COLUMNS, peers.key_of, id="learners", sort="name")
-                yield Sheet(self._peer_pane, id="peer-pane")
-            yield Sheet(fragments.render, id="fragments")
-            yield Sheet(this_node.render, id="node")
-            yield Sheet(syncer.render, id="syncer")
-            yield Roster(event_view.FEW, event_view.key_of, id="events", is_growing=True)
-            with Vertical(id="contribution"):
-                yield Sheet(contribution.summary, id="own-share")
-                yield Roster(contribution.COLUMNS, contribution.key_of, id="leaders", sort="place")
+        with ContentSwitcher(initial="overview", id="body"), Horizontal(id="overview"):
+            with Vertical(id="overview-main"):
+                yield Sheet(picture.render, id="picture")
+                yield Sheet(overview.render, id="overview-sheet")
+            yield Sheet(overview.side, id="overview-side")
         if self.source.playback is not None:
+            from tui.views.scrub_bar import ScrubBar
+
             yield ScrubBar(self.source.playback)
-        yield Prompt(commands.suggestions(self._theme_names()))
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
         """Starts to follow the source."""
-        self.query_one(Prompt).close()
         self.query_one("#overview-sheet").focus()
         self.theme_changed_signal.subscribe(self, self._repaint)
         self._draw()
@@ -306,42 +295,30 @@ class ShoalApp(App[int]):
         now = self.scene()
         self.query_one(Banner).show(now)
         self.query_one(ViewBar).show(self.view, now.paint)
-        for bar in self.query(ScrubBar):
-            bar.show(now.paint)
-        self._draw_view(now)
-        if isinstance(self.screen, Page):
-            self.screen.renew()
+        if self.source.playback is not None:
+            from tui.views.scrub_bar import ScrubBar
 
-    def _draw_view(self, now: Scene) -> None:
-        wanted = self.filters.get(self.view, "")
-        match self.view:
-            case "overview":
-                self._draw_overview(now)
-            case "peers":
-                self._draw_peers(now, wanted)
-            case "events":
-                self._draw_events(now, wanted)
-            case "contribution":
-                self.query_one("#own-share", Sheet).show(now)
-                every = contribution.places(now)
-                shown = [one for one in every if one.line in peers.pick(
-                    [one.line], wanted, is_faults=self.is_faults)]  # fmt: skip
-                note = peers.note(len(shown), len(every), wanted, is_faults=self.is_faults)
-                self.query_one("#leaders", Roster).show(
-                    shown, now.paint, note=note, empty=peers.empty_note(now)
-                )
-            case name:
-                self.query_one(f"#{name}", Sheet).show(now)
+            self.query_one(ScrubBar).show(now.paint)
+        if self.view == "overview":
+            self._draw_overview(now)
+        elif self.view in self._views:
+            self._draw_other(self._views[self.view], now)
+        if len(self.screen_stack) > 1:
+            from tui.screens.dialogs import Page
 
-    def _draw_events(self, now: Scene, wanted: str) -> None:
-        told = self.history.events
-        every = event_view.lines(
-            told if self.is_every_event else facts.news(now), facts.names_of(now)
+            if isinstance(self.screen, Page):
+                self.screen.renew()
+
+    def _draw_other(self, view: View, now: Scene) -> None:
+        from tui.other_views import Wanted
+
+        wanted = Wanted(
+            filter=self.filters.get(self.view, ""),
+            is_faults=self.is_faults,
+            is_every_event=self.is_every_event,
+            is_roomy=self.has_class("-roomy"),
         )
-        found = event_view.pick(every, wanted, is_faults=self.is_faults)
-        note = peers.note(len(found), len(every), wanted, is_faults=self.is_faults)
-        note = note or event_view.note(len(every), len(told), is_every=self.is_every_event)
-        self.query_one("#events", Roster).show(found, now.paint, note=note)
+        view.draw(now, wanted)
 
     def _draw_overview(self, now: Scene) -> None:
         body, sheet = self.query_one("#overview"), self.query_one("#picture", Sheet)
@@ -356,27 +333,12 @@ class ShoalApp(App[int]):
         if now.is_wide:
             self.query_one("#overview-side", Sheet).show(now)
 
-    def _peer_pane(self, now: Scene, width: int, height: int) -> list[Text]:
-        table = self.query_one("#learners", Roster)
-        return peers.pane(table.rows, table.cursor_key, width, height, now.paint)
-
     def on_roster_moved(self, message: Roster.Moved) -> None:
-        """The pane shows whom the cursor is on."""
-        if message.roster.id == "learners":
-            self.query_one("#peer-pane", Sheet).show(self.scene())
+        """What stands beside a table shows whom the cursor is on."""
+        self._view_of(message.roster).on_cursor(self.scene())
 
-    def _draw_peers(self, now: Scene, wanted: str) -> None:
-        every = peers.peer_lines(now)
-        shown = peers.pick(every, wanted, is_faults=self.is_faults)
-        note = now.stale(now.leader) or peers.note(
-            len(shown), len(every), wanted, is_faults=self.is_faults
-        )
-        note = note or peers.unnamed_note(now.leader) or peers.left_note(shown)
-        self.query_one("#learners", Roster).show(
-            shown, now.paint, note=note, empty=peers.empty_note(now)
-        )
-        if self.has_class("-roomy"):
-            self.query_one("#peer-pane", Sheet).show(now)
+    def _view_of(self, table: Roster[Any]) -> View:
+        return next(view for view in self._views.values() if view.focus is table)
 
     # What keys do.
 
@@ -386,19 +348,32 @@ class ShoalApp(App[int]):
         if action in _COMMANDS and (self.is_readonly or self.source.playback is not None):
             return False
         if action in _OWN_KEYS:
-            is_typing = isinstance(self.focused, Input)
+            is_typing = self.focused is not None and self.focused.id == "prompt-input"
             return len(self.screen_stack) == 1 and not is_typing
         return True
 
-    def action_view(self, name: str) -> None:
-        self.view = name
-        self.query_one("#body", ContentSwitcher).current = name
-        self.query_one(f"#{INNER.get(name, name)}").focus()
+    async def action_view(self, name: str) -> None:
+        """Shows this view, made now if nobody looked at it before."""
+        body = self.query_one("#body", ContentSwitcher)
+        if name != "overview" and name not in self._views:
+            from tui import other_views
+
+            view = self._views[name] = other_views.made(name)
+            await body.mount(view.widget)
+        self.view = body.current = name
+        self._focus_widget.focus()
         self._draw()
 
-    def on_view_wanted(self, message: ViewWanted) -> None:
+    @property
+    def _focus_widget(self) -> Widget:
+        """What has the keys in this view."""
+        if self.view == "overview":
+            return self.query_one("#overview-sheet")
+        return self._views[self.view].focus
+
+    async def on_view_wanted(self, message: ViewWanted) -> None:
         """A click on the bar of views."""
-        self.action_view(message.view)
+        await self.action_view(message.view)
 
     def action_focus_next_daemon(self) -> None:
         """Looks at the next of the daemons."""
@@ -411,31 +386,37 @@ class ShoalApp(App[int]):
         self.daemon = labels[(place + 1) % len(labels)]
         self._draw()
 
-    def action_filter(self) -> None:
+    async def action_filter(self) -> None:
         """Asks for words that rows must have."""
         if self.view not in TABLES:
-            self.action_view("peers")
-        self._open_prompt("filter", self.filters.get(self.view, ""))
+            await self.action_view("peers")
+        await self._open_prompt("filter", self.filters.get(self.view, ""))
 
-    def action_command(self) -> None:
-        self._open_prompt("command")
+    async def action_command(self) -> None:
+        await self._open_prompt("command")
 
-    def _open_prompt(self, kind: str, text: str = "") -> None:
+    async def _open_prompt(self, kind: str, text: str = "") -> None:
+        from tui.views.prompt import Prompt
+
+        footer = self.query_one(Footer)
+        if not self.query(Prompt):
+            prompt = Prompt(commands.suggestions(self._theme_names()))
+            await self.screen.mount(prompt, before=footer)
         # It takes the line of the keys, so that nothing above moves.
-        self.query_one(Footer).display = False
+        footer.display = False
         self.query_one(Prompt).open(kind, text)
 
-    def on_entered(self, message: Entered) -> None:
+    async def on_entered(self, message: Entered) -> None:
         """Takes what was typed."""
         if message.kind == "filter":
             self.filters[self.view] = message.text
             self._draw()
         if message.is_final:
             self.query_one(Footer).display = True
-            self.action_view(self.view)
+            await self.action_view(self.view)
         if message.kind == "command" and message.is_final and message.text.strip():
             try:
-                self._obey(commands.parse(message.text))
+                await self._obey(commands.parse(message.text))
             except UserError as error:
                 self._complain(error)
 
@@ -451,13 +432,10 @@ class ShoalApp(App[int]):
         self.notify("Faults only, in tables." if self.is_faults else "Everything is shown.")
         self._draw()
 
-    def action_every_event(self) -> None:
+    async def action_every_event(self) -> None:
         """Shows every event there is, or only those that say something to people."""
         self.is_every_event = not self.is_every_event
-        self.query_one("#events", Roster).show_columns(
-            event_view.COLUMNS if self.is_every_event else event_view.FEW
-        )
-        self.action_view("events")
+        await self.action_view("events")
 
     def action_next_theme(self) -> None:
         """Other colours."""
@@ -466,6 +444,10 @@ class ShoalApp(App[int]):
         self.theme = names[(place + 1) % len(names)]
 
     def action_help(self) -> None:
+        from tui.screens import help as help_page
+        from tui.screens.dialogs import Page
+        from tui.views.roster import Roster
+
         groups: list[help_page.Group] = [("Everywhere", self.BINDINGS)]
         if self.source.playback is not None:
             groups.append(("Recording", RECORDING_BINDINGS))
@@ -481,29 +463,9 @@ class ShoalApp(App[int]):
 
     def on_roster_chosen(self, message: Roster.Chosen) -> None:
         """Shows all that is known of a row."""
-        key = message.key
-        if message.roster.id == "events":
-            line = next((one for one in message.roster.rows if event_view.key_of(one) == key), None)
-            if line is not None:
-                self.push_screen(
-                    Page("Event", lambda: event_view.details(line, PAGE_WIDTH, self.paint))
-                )
-            return
-        if message.roster.id == "leaders":
-            self.push_screen(Page("Contributor", lambda: self._contributor(key)))
-            return
-        self.push_screen(Page("Learner", lambda: self._learner(key)))
-
-    def _contributor(self, key: str) -> list[Text]:
-        return contribution.details(self.scene(), key, PAGE_WIDTH)
-
-    def _learner(self, key: str) -> list[Text]:
-        now = self.scene()
-        found = peers.peer_lines(now)
-        line = next((one for one in found if one.peer.key == key), None)
-        if line is None:
-            return [Text("The syncer no longer knows this learner.")]
-        return peers.details(line, PAGE_WIDTH, self.paint)
+        page = self._view_of(message.roster).page(message.key, self.scene)
+        if page is not None:
+            self.push_screen(page)
 
     # The keys of a recording; without one nothing is bound to them.
 
@@ -544,6 +506,8 @@ class ShoalApp(App[int]):
         """Asks for how long to pause the learner."""
         who = self._target("pause")
         if who:
+            from tui.screens.dialogs import PauseMenu
+
             self.push_screen(PauseMenu(who), lambda chosen: self._paused(who, chosen))
 
     def _paused(self, who: str, chosen: tuple[float | None] | None) -> None:
@@ -563,6 +527,8 @@ class ShoalApp(App[int]):
     def _confirmed(self, verb: str, question: str, yes: str) -> None:
         who = self._target(verb)
         if who:
+            from tui.screens.dialogs import Confirm
+
             self.push_screen(
                 Confirm(question.format(who=who), yes),
                 lambda is_yes: self._tell(verb, who) if is_yes else None,
@@ -608,7 +574,7 @@ class ShoalApp(App[int]):
     def _theme_names(self) -> list[str]:
         return [theme.name for theme in THEMES]
 
-    def _obey(self, command: commands.Command) -> None:
+    async def _obey(self, command: commands.Command) -> None:
         """Does what the command line says. Raises UserError."""
         rest = command.rest
         match command.verb:
@@ -632,7 +598,7 @@ class ShoalApp(App[int]):
             case "theme" | "focus" | "sort" | "link":
                 self._adjust(command.verb, rest)
             case view:
-                self.action_view(view)
+                await self.action_view(view)
 
     def _adjust(self, verb: str, rest: str) -> None:
         if verb == "theme":
@@ -652,7 +618,9 @@ class ShoalApp(App[int]):
             self._show_link()
 
     def _sort(self, column: str) -> None:
-        table = self.query_one(f"#{INNER.get(self.view, self.view)}")
+        from tui.views.roster import Roster
+
+        table = self._focus_widget
         keys = [one.key for one in table.columns] if isinstance(table, Roster) else []
         if not isinstance(table, Roster) or column not in keys:
             raise UserError(f"There is no column {column!r} here: {', '.join(keys) or 'none'}.")
@@ -663,7 +631,9 @@ class ShoalApp(App[int]):
         if not isinstance(status, SyncerStatus) or not status.join_link:
             raise UserError("Only a syncer of this machine knows the link.")
         link = fmt.clean(status.join_link, 4096)
-        pieces = [link[i : i + PAGE_WIDTH] for i in range(0, len(link), PAGE_WIDTH)]
+        from tui.screens.dialogs import Page
+
+        pieces = [link[i : i + LINK_CELLS] for i in range(0, len(link), LINK_CELLS)]
         title = f"Others join {label_of(status)} with: shoal join LINK"
         self.push_screen(Page(title, lambda: [Text(piece) for piece in pieces]))
 

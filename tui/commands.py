@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from protocol.errors import UserError
-from tui.views.bars import VIEWS
+from tui.views.view_bar import VIEWS
 
 ACTIONS = ("pause", "resume", "finish", "stop", "filter", "focus", "sort", "theme", "link")
 ALIASES = {"q": "quit", "h": "help", "?": "help", "quit": "quit", "help": "help"}

@@ -101,10 +101,11 @@ def _serve(home: Home, options: TuiOptions) -> int:
 
 
 def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Source:
-    from tui.sources.live import Endpoint, LiveSource, RecordingSource
-    from tui.sources.playback import PlaybackSource
+    from tui.sources.live import Endpoint, LiveSource
 
     if options.replay is not None:
+        from tui.sources.playback import PlaybackSource
+
         return PlaybackSource(options.replay)
     if options.link is not None:
         socket = stack.enter_context(observer(options.link))
@@ -112,7 +113,11 @@ def _source(home: Home, options: TuiOptions, stack: contextlib.ExitStack) -> Sou
     else:
         find = partial(_daemons, home, options.host)
     source: Source = LiveSource(find, client.Connection)
-    return source if options.record is None else RecordingSource(source, options.record)
+    if options.record is None:
+        return source
+    from tui.sources.recording import RecordingSource
+
+    return RecordingSource(source, options.record)
 
 
 def _daemons(home: Home, hosts: Sequence[str]) -> list[Endpoint]:

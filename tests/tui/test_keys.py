@@ -12,8 +12,8 @@ from tests.support.staged import LARGE, Staged, drive, notices, replay, settle
 from tui.app import ShoalApp
 from tui.screens.dialogs import Confirm, Page, PauseMenu
 from tui.text.theme import THEMES
-from tui.views.bars import VIEWS
 from tui.views.roster import Roster
+from tui.views.view_bar import VIEWS
 
 
 def app_of(*frames, **options) -> ShoalApp:

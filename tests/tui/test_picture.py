@@ -229,20 +229,22 @@ def test_the_picture_moves_only_while_somebody_looks():
 
         sheet.show = show
         app.draw_throttle.cpu = lambda: 0.0
-        for act, is_moving in (
-            (app.on_app_blur, False),
-            (app.on_app_focus, True),
-            (lambda: app.action_view("peers"), False),
-            (lambda: app.action_view("overview"), True),
-        ):
-            act()
+
+        def is_moving():
             moves.clear()
             app.move()
-            assert bool(moves) is is_moving, act
+            return bool(moves)
+
+        app.on_app_blur()
+        assert not is_moving()
+        app.on_app_focus()
+        assert is_moving()
+        await app.action_view("peers")
+        assert not is_moving()
+        await app.action_view("overview")
+        assert is_moving()
         app.draw_throttle.cpu = lambda: 1e6
-        moves.clear()
-        app.move()
-        assert not moves
+        assert not is_moving()
 
     drive(app, look)
 

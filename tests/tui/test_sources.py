@@ -19,9 +19,9 @@ from tui.frames.frame import Frame
 from tui.frames.history import History
 from tui.frames.scene import Scene
 from tui.frames.verdict import judge
-from tui.sources.live import Endpoint, LiveSource, RecordingSource
+from tui.sources.live import Endpoint, LiveSource
 from tui.sources.playback import PlaybackSource
-from tui.sources.recording import Recording, RecordingWriter
+from tui.sources.recording import Recording, RecordingSource, RecordingWriter
 from tui.views import peers
 
 SYNCER = Endpoint("syncer", "default", Path("syncer.sock"))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,10 +20,12 @@ from msgspec import Struct
 from protocol.errors import RemoteError, ShoalError, UserError
 from protocol.status import DaemonStatus, NodeStatus, StatusAnswer, SwarmSeen, SyncerStatus
 from tui.frames.frame import Attached, Frame, Told
-from tui.sources.playback import Playback
-from tui.sources.recording import RecordingWriter
 from tui.text import fmt
 from tui.text.election import leads
+
+# Only those who look at a recording need it, and it takes as long as all else here.
+if TYPE_CHECKING:
+    from tui.sources.playback import Playback
 
 PERIOD_S = 0.5
 STATUS_TIMEOUT_S = 2.0
@@ -323,25 +325,3 @@ def _leaders(watches: Sequence[_Watch]) -> list[tuple[SyncerStatus, Attached]]:
         )
         found[led.project.id] = (led, seen)
     return list(found.values())
-
-
-class RecordingSource:
-    """A source that also writes what passes through it to a recording."""
-
-    def __init__(self, source: Source, path: Path) -> None:
-        """Raises what `RecordingWriter` raises."""
-        self._source = source
-        self._writer = RecordingWriter(path)
-        self.playback = source.playback
-        self.command = source.command
-
-    async def frames(self) -> AsyncIterator[Frame]:
-        """The frames of the source; if the recording can take no more, they go on and say so."""
-        trouble = ""
-        async for frame in self._source.frames():
-            if not trouble:
-                try:
-                    self._writer.write(frame)
-                except UserError as error:
-                    trouble = f"Recording stopped. {error}"
-            yield msgspec.structs.replace(frame, notice=trouble) if trouble else frame

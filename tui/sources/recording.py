@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from protocol import decoders
 from protocol.errors import UserError
 from protocol.tape import MAGIC as TAPE_MAGIC
 from tui.frames.frame import Frame, Told
+from tui.sources.live import Source
 
 VERSION = 1
 FRAME_BYTES_MAX = 64 << 20
@@ -216,3 +217,25 @@ def _told(path: Path, verb: str) -> Iterator[None]:
         raise UserError(
             f"The recording {path} cannot be {verb}: {error.strerror}. Name another file."
         ) from error
+
+
+class RecordingSource:
+    """A source that also writes what passes through it to a recording."""
+
+    def __init__(self, source: Source, path: Path) -> None:
+        """Raises what `RecordingWriter` raises."""
+        self._source = source
+        self._writer = RecordingWriter(path)
+        self.playback = source.playback
+        self.command = source.command
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """The frames of the source; if the recording can take no more, they go on and say so."""
+        trouble = ""
+        async for frame in self._source.frames():
+            if not trouble:
+                try:
+                    self._writer.write(frame)
+                except UserError as error:
+                    trouble = f"Recording stopped. {error}"
+            yield msgspec.structs.replace(frame, notice=trouble) if trouble else frame
