@@ -76,3 +76,11 @@ def peer_file(
 ) -> PeerFile:
     """The book of one daemon for one project."""
     return PeerFile(home.project(project) / f"peers-{role}-{instance}.json", own=own)
+
+
+def places_known(home: Home, project: bytes, most: int) -> list[str]:
+    """Addresses of hosts that any daemon of this home met in a project, at most so many hosts from
+    each daemon's book, those that answered last first."""
+    paths = sorted(home.project(project).glob("peers-*.json"))
+    books = [PeerFile(path).book for path in paths]
+    return [text for book in books for _, texts in book.best()[:most] for text in texts]

@@ -415,8 +415,10 @@ class LearnerMachine:
         """The next committed record; nothing takes effect before its certificate is proven."""
         record = self._open(entry)
         digest = records.record_hash(entry.record)
-        self.context.state.apply(record, digest)
-        self.context.proofs.add(entry, record.index, self.context.state)
+        state = self.context.state
+        self.context.proofs.before(record.body, state, self.fragment_sync.held)
+        state.apply(record, digest)
+        self.context.proofs.add(entry, record.index, state)
         kind = type(record.body).__name__
         self.effects.emit(RecordCommitted(record.index, record.term, digest, kind))
         self.receipts.on_record()

@@ -24,6 +24,7 @@ class PeerExchange:
         self, context: LearnerContext, fragment_sync: FragmentSync, moments_client: MomentsClient
     ) -> None:
         self.context = context
+        self._fragment_sync = fragment_sync
         self.moments_client = moments_client
         self.moments_server = MomentsServer(context, fragment_sync, moments_client)
         self._proved_s = -1e9
@@ -51,16 +52,18 @@ class PeerExchange:
                 pass
 
     def _prove(self, peer: bytes) -> None:
-        """Tell somebody what our log says, with all that proves it; not too often."""
+        """Tell somebody the newest state whose weights are all here, with what proves it; not too
+        often."""
         context = self.context
-        head, origins = context.proofs.head, context.proofs.origins(context.state)
-        is_due = context.now_s - self._proved_s >= PROVE_EVERY_S
-        if head is None or origins is None or not is_due:
+        if context.now_s - self._proved_s < PROVE_EVERY_S:
+            return
+        told = context.proofs.newest_held(context.state, self._fragment_sync.held)
+        if told is None:
             return
         self._proved_s = context.now_s
-        for piece in in_messages(origins):
+        for piece in in_messages(told.origins):
             context.effects.send(peer, messages.IndexPart(piece))
-        context.effects.send(peer, messages.StateHeld(head, wire.encode(context.state.summary())))
+        context.effects.send(peer, messages.StateHeld(told.head, wire.encode(told.summary)))
 
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         if isinstance(job, CaptureMoments):

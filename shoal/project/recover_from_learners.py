@@ -162,7 +162,7 @@ async def _find(project: OpenedProject, addresses: tuple[str, ...]) -> list[Resc
             hints=addresses,
             bulk=BulkAt(is_on=False),
         )
-        trouble = "none of the hosts that are known answers"
+        trouble = ""
 
         def note(reason: str, pause_s: float) -> None:
             nonlocal trouble
@@ -171,14 +171,17 @@ async def _find(project: OpenedProject, addresses: tuple[str, ...]) -> list[Resc
         try:
             async with asyncio.timeout(CONNECT_S):
                 await transport.start_with_retry(note)
-                trouble = "the swarm answers, but no learner announces itself there"
+                trouble = ""
                 found = await _learners(transport, learners_topic(project.id))
             answers = await asyncio.gather(
                 *(_ask(transport, project, key) for key in found[:ASKED_MAX])
             )
         except (TransientError, TimeoutError) as error:
+            answered = "the swarm answers, but no learner announces itself there"
+            nobody = "none of the hosts that are known answers"
+            why = str(error) or trouble or (answered if transport.peers() else nobody)
             raise UserError(
-                f"No learner was found ({str(error) or trouble}). In place of the link, give "
+                f"No learner was found ({why}). In place of the link, give "
                 "the address of a host that still runs, such as a learner's: "
                 "/ip4/.../tcp/.../p2p/... from its `shoal status`."
             ) from error

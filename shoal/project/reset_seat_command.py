@@ -5,6 +5,7 @@ The owner says which record is the last that counts, and who votes from now on: 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -15,11 +16,13 @@ from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE
 from host.files.keystore import Identity
 from host.join_link import parse_link
-from host.nat.peer_file import peer_file
-from protocol.errors import UserError
+from host.nat.peer_file import places_known
+from protocol.errors import ShoalError, UserError
 from protocol.ids import NodeKey, short
 from protocol.log.records import majority, record_hash
 from protocol.project import Origin, Voter
+from protocol.status import DaemonStatus
+from shoal.common import daemons
 from shoal.common.choices import HomeHere, Instance, ProjectPath, option, switch
 from shoal.project import charter_commands, charters
 from shoal.project.charter_commands import Case
@@ -49,7 +52,8 @@ def reset_seat(
         str | None,
         option(
             "A join link, or the address of a learner: go on from what learners can prove, "
-            "where no syncer's disk is left. Hosts that this syncer knew are asked too."
+            "where no syncer's disk is left. Daemons of this home, and hosts that they know, are "
+            "asked too."
         ),
     ] = None,
     learner: Annotated[
@@ -74,7 +78,7 @@ def reset_seat(
         _refuse_while_alive(case)
     rescued = None
     if from_learners is not None:
-        rescued = _rescued(case, from_learners, instance, learner)
+        rescued = _rescued(case, from_learners, learner)
         origin = Origin(rescued.record.index, rescued.summary.head)
     else:
         origin = last_certified(case, own, instance)
@@ -85,19 +89,27 @@ def reset_seat(
     return [*begin_epoch(case, origin, voters), *([note] if note else [])]
 
 
-def _addresses(case: Case, link: str, instance: str) -> tuple[str, ...]:
-    """Where the swarm may be found: by the link or address, and at hosts that were met before."""
+def _addresses(case: Case, link: str) -> tuple[str, ...]:
+    """Where the swarm may be found: by the link or address, at daemons of this home, and at hosts
+    that they met before."""
     given = (parse_peer(link).text,) if link.startswith("/") else parse_link(link).addresses
-    own = _identity(case, instance).key
-    book = peer_file(case.home, case.project.id, "syncer", instance, own=own).book
-    known = [text for _, texts in book.best()[:KNOWN_MAX] for text in texts]
-    return tuple(dict.fromkeys((*given, *known)))
+    statuses: list[DaemonStatus] = []
+    with contextlib.suppress(ShoalError):  # Who cannot tell it here may still be met otherwise.
+        statuses, _ = daemons.ask_all(daemons.fitting(case.home, None, None))
+    here = [
+        text
+        for status in statuses
+        if status.project.id == case.project.id.hex()
+        for text in status.network.addresses
+    ]
+    known = places_known(case.home, case.project.id, KNOWN_MAX)
+    return tuple(dict.fromkeys((*given, *here, *known)))
 
 
-def _rescued(case: Case, link: str, instance: str, learner: str | None) -> Rescued:
+def _rescued(case: Case, link: str, learner: str | None) -> Rescued:
     from shoal.project.recover_from_learners import find_newest
 
-    found = find_newest(case.project, _addresses(case, link, instance), learner)
+    found = find_newest(case.project, _addresses(case, link), learner)
     print("\n".join(found.lines))
     return found.newest
 

@@ -108,13 +108,21 @@ def test_a_model_is_exported_described_and_published(swarm, tmp_path, monkeypatc
 
 
 def test_a_step_that_is_not_here_is_answered_with_those_that_are(swarm, tmp_path):
+    swarm.run("project", "pause", str(swarm.project))  # Each merge may drop a checkpoint.
+
+    def rests():
+        now = swarm.syncer()
+        return now and now.swarm.owner_paused_at_s is not None and not now.rounds
+
+    swarm.until(rests, "a run that its owner paused")
     refused = shoal(swarm.home, "export", "--to", str(tmp_path / "none"), "--step", "999999")
     assert refused.returncode == 2
     assert "There is no checkpoint of global step 999,999" in refused.stderr
     steps = refused.stderr.rpartition("Choose one of: ")[2].strip().rstrip(".").split(", ")
-    step = steps[len(steps) // 2].replace(",", "")  # The newest may be gone in a moment.
+    step = steps[len(steps) // 2].replace(",", "")
     out = tmp_path / "out"
     done = shoal(swarm.home, "export", "--to", str(out), "--step", step, "--dtype", "f16")
+    swarm.run("project", "resume", str(swarm.project))
     assert done.returncode == 0, done.stderr
     assert f"it is of global step {int(step):,}," in done.stdout
     assert json.loads((out / "config.json").read_text())["dtype"] == "float16"

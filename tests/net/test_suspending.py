@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
+import signal
 
 import numpy as np
 import psutil
@@ -126,8 +128,12 @@ async def launch_and_kill(port, *how):
 
 def kill_at_once(pid):
     """It is dead afterwards, and its owner still has to hear of it."""
-    psutil.Process(pid).kill()
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    handle = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        assert select.select([handle], [], [], 60.0)[0], "it is not killed"
+    finally:
+        os.close(handle)
 
 
 def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(

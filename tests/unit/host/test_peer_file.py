@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.files import keystore
+from host.files.home import Home
 from host.nat import peer_file
 from host.nat.peer_file import PeerFile, is_sound
 from protocol.peers.peer_book import (
@@ -196,3 +197,15 @@ def test_a_damaged_file_is_told_and_does_not_stop_anybody(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         assert not len(PeerFile(path).book)
     assert "cannot be read" in caplog.text
+
+
+def test_a_command_knows_whom_any_daemon_of_the_home_met(tmp_path):
+    home, project = Home(tmp_path), bytes(32)
+    assert peer_file.places_known(home, project, 4) == []
+    for role, instance, met in (("learner", "ada", (1, 2)), ("syncer", "default", (3,))):
+        kept = peer_file.peer_file(home, project, role, instance, own=key(9))
+        for number in met:
+            kept.saw(key(number), [address(number)])
+        asyncio.run(kept.save(is_last=True))
+    assert set(peer_file.places_known(home, project, 4)) == {address(at) for at in (1, 2, 3)}
+    assert len(peer_file.places_known(home, project, 1)) == 2
