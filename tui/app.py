@@ -6,6 +6,7 @@ come from a `Source`, and the newest frame wins.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -52,6 +53,9 @@ ROOMY = 120
 """From this width on everything known of one learner stands beside the table of all."""
 
 SIDE_PERCENT = 34
+GARBAGE_EVERY = 20_000
+"""New objects between two looks for garbage."""
+
 MOVE_S = 0.12
 """Between two looks at what travels."""
 
@@ -640,6 +644,10 @@ class ShoalApp(App[int]):
 
 def run(source: Source, *, is_readonly: bool = False, is_ascii: bool = False) -> int:
     """Shows the source until the viewer leaves; the exit code."""
+    # Code is no garbage, and what frames are made of holds no circles: looking for some after each
+    # 700 new objects, as by default, takes a tenth of the time with a thousand learners.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_EVERY)
     app = ShoalApp(source, is_readonly=is_readonly, is_ascii=is_ascii)
     result = app.run()
     return app.return_code or result or 0

@@ -15,7 +15,7 @@ from tui.frames.frame import Frame
 SHARE_MAX: Final = 0.045
 """Of a core, from one drawing to the next."""
 
-REST_S_MAX: Final = 2.0
+REST_S_MAX: Final = 2.5
 """What is shown is never older than this, whatever it costs."""
 
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tui.sources.playback import Playback
 
 PERIOD_S = 0.5
+ASKING_SHARE_MAX = 0.004
+"""Of a core, for asking one daemon: what a thousand learners do takes milliseconds to read."""
+
+PERIOD_S_MAX = 1.0
 STATUS_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 5.0
 ENDED_SHOWN_S = 300.0
@@ -94,7 +98,7 @@ class Source(Protocol):
 
 
 class LiveSource:
-    """Daemons of this machine, asked twice a second for as long as `frames` is read."""
+    """Daemons of this machine, asked once or twice a second for as long as `frames` is read."""
 
     playback: Playback | None = None
 
@@ -183,6 +187,7 @@ class LiveSource:
                 connection.close()
                 path = watch.endpoint.socket
                 connection = self._connect(path)
+            began_s = time.thread_time()
             try:
                 status = connection.ask("status", StatusAnswer, STATUS_TIMEOUT_S).status
                 events = self._ask_events(connection, watch, status.pid)
@@ -193,7 +198,8 @@ class LiveSource:
                 with self._lock:
                     watch.take(status, events, time.time())
                 self._ask_swarm(connection, watch)
-            self._ends.wait(PERIOD_S)
+            took_s = time.thread_time() - began_s
+            self._ends.wait(max(PERIOD_S, min(took_s / ASKING_SHARE_MAX, PERIOD_S_MAX)))
         connection.close()
 
     def _ask_events(self, connection: Connection, watch: _Watch, pid: int) -> list[Told]:

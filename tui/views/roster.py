@@ -23,6 +23,7 @@ from tui.text.paint import Paint
 
 Row = TypeVar("Row")
 GAP_CELLS = 1
+GAP = " " * GAP_CELLS
 FLEX_CELLS_MAX = 120
 
 
@@ -258,22 +259,24 @@ class Roster(ScrollView, Generic[Row], can_focus=True):
             if column.key == self.sort:
                 title += "▼" if column.is_falling != self.is_reversed else "▲"
             pieces.append(fit_plain(title, width, is_right=column.is_right))
-        strip = Strip([Segment((" " * GAP_CELLS).join(pieces), style)])
+        strip = Strip([Segment(GAP.join(pieces), style)])
         return strip.adjust_cell_length(self.size.width, style)
 
     def _row(self, row: Row, *, is_cursor: bool) -> Strip:
-        base = self._base
-        if is_cursor:
-            base = self._cursor_base
-        segments = []
+        base = self._cursor_base if is_cursor else self._base
+        segments, plain, cells = [], "", 0
         for column, width in self._layout():
-            style = base
-            if column.style is not None and (word := column.style(row, self.paint)):
-                style = base + Style.parse(word)
             text = fit_plain(column.say(row), width, is_right=column.is_right)
-            segments.append(Segment(text, style))
-            segments.append(Segment(" " * GAP_CELLS, base))
-        return Strip(segments).adjust_cell_length(self.size.width, base)
+            cells += width + GAP_CELLS
+            if column.style is not None and (word := column.style(row, self.paint)):
+                # Cells of one style are one segment: each costs the screen as much as a long one.
+                segments += [Segment(plain, base)] if plain else []
+                segments.append(Segment(text, base + Style.parse(word)))
+                plain = GAP
+            else:
+                plain += text + GAP
+        segments.append(Segment(plain, base))
+        return Strip(segments, cells).adjust_cell_length(self.size.width, base)
 
     def on_click(self, event: events.Click) -> None:
         """A click on the head sorts, one on a row moves the cursor, a second one chooses it."""
