@@ -1,7 +1,8 @@
 """`shoal demo --liar`: one learner of four lies for the whole run, and what that does to the model.
 
-Three runs, one after the other, of one project: three honest learners; the same and a liar; and
-the same four where pushes are merged by their plain mean. Everything lies in a temporary directory,
+Three runs, one after the other, of one project: three honest learners; the same and a liar, which
+joins once something of each of them was merged; and the same four where pushes are merged by their
+plain mean. Everything lies in a temporary directory,
 removed at the end without `--keep`, and no process is left, however it ends.
 """
 
@@ -147,9 +148,12 @@ def _play(act: Act, folder: Path, deadline: Deadline, screen: Screen) -> _Run:
         swarm.write_project(NAME, settings)
         swarm.sign()
         swarm.start_first("--exit-when-done")
-        for learner in act.cast:
-            # The liar lies about what it learned only: who measures is drawn among the others.
-            swarm.join(learner, *(("--no-evaluate",) if learner is LIAR else ()))
+        for learner in HONEST:
+            swarm.join(learner)
+        if LIAR in act.cast:
+            swarm.watch(swarm.is_under_way)
+            # It lies about what it learned only: who measures is drawn among the others.
+            swarm.join(LIAR, "--no-evaluate")
         swarm.finish()
         return swarm.found()
     except SwarmFailed as error:
@@ -163,6 +167,12 @@ class _LiarSwarm(WatchedSwarm):
     """Remembers how the syncer named somebody."""
 
     said = ""
+
+    def is_under_way(self) -> bool:
+        """Whether something of each honest learner was merged: pushes are compared with others, and
+        where nobody has handed in anything there is nothing to compare the first with."""
+        merged = {one.name for one in self.host.peers if one.merges} if self.host else set()
+        return merged >= {one.name for one in HONEST}
 
     def on_wait(self) -> None:
         super().on_wait()
