@@ -18,6 +18,7 @@ from cyclopts import Parameter
 
 from host.control import client
 from host.files.home import Home
+from host.runtime.garbage import seldom_sought
 from host.runtime.parent_death import end_with_parent
 from protocol.errors import UserError
 from shoal.common.choices import HomeHere, option, switch
@@ -76,7 +77,8 @@ def _look(home: Home, options: TuiOptions) -> int:
             )
         if WEB_DRIVER in os.environ:
             end_with_parent(signal.SIGTERM)
-        from tui import app
+        with seldom_sought():
+            from tui import app
 
         is_readonly = options.readonly or options.link is not None
         return app.run(source, is_readonly=is_readonly, is_ascii=options.ascii)
