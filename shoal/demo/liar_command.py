@@ -1,4 +1,4 @@
-"""`shoal demo --liar`: one learner of four lies for the whole run, and what that does to the model.
+"""`shoal demo --liar`: one learner of four lies, and what that does to the model.
 
 Three runs, one after the other, of one project: three honest learners; the same and a liar, which
 joins once something of each of them was merged; and the same four where pushes are merged by their
