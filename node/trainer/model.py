@@ -7,7 +7,7 @@ autocast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from node.trainer import architectures
 from node.trainer.failures import is_out_of_memory
 from protocol import limits, project
 from protocol.errors import InternalError, UserError
-from protocol.fragments import Layout, build_layout
+from protocol.fragments import Layout, TensorSpan, build_layout
 
 Floats = NDArray[np.float32]
 
@@ -193,15 +193,10 @@ class FragmentView:
         """InternalError if the model lacks a tensor of the layout, or one is not contiguous f32."""
         self.layout = layout
         tensors = dict(model.named_parameters() if isinstance(model, nn.Module) else model)
-        self._flat: dict[str, Tensor] = {}
-        for fragment in layout.fragments:
-            for span in fragment.spans:
-                tensor = tensors.get(span.name)
-                if tensor is None or tuple(tensor.shape) != span.shape:
-                    raise InternalError(f"the model has no tensor {span.name} {span.shape}")
-                if tensor.dtype != torch.float32 or not tensor.is_contiguous():
-                    raise InternalError(f"{span.name} is not a contiguous f32 tensor")
-                self._flat[span.name] = tensor.detach().view(-1)
+        self._flat = [
+            [(span, _flat(tensors, span)) for span in fragment.spans]
+            for fragment in layout.fragments
+        ]
 
     def numel(self, fragment: int) -> int:
         """Elements of a fragment, padding included. InternalError if there is no such fragment."""
@@ -210,8 +205,8 @@ class FragmentView:
         return self.layout.fragments[fragment].numel
 
     def tensors(self, fragment: int) -> list[Tensor]:
-        """The model's own tensors of a fragment, flat."""
-        return [self._flat[span.name] for span in self.layout.fragments[fragment].spans]
+        """The model's own tensors of a fragment, flat; of one that is split, what lies there."""
+        return [flat for _, flat in self._flat[fragment]]
 
     def read(self, fragment: int, out: Floats, *, non_blocking: bool = False) -> None:
         """Copies a fragment into `out`, f32 [numel]; padding becomes zero.
@@ -219,10 +214,10 @@ class FragmentView:
         non_blocking: returns before it is done, where `out` is locked in memory and the device can.
         """
         self._check(fragment, out)
-        for span in self.layout.fragments[fragment].spans:
+        for span, flat in self._flat[fragment]:
             end = span.offset + span.numel
             target = torch.from_numpy(out[span.offset : end])
-            target.copy_(self._flat[span.name], non_blocking=non_blocking)
+            target.copy_(flat, non_blocking=non_blocking)
             out[end : span.offset + span.padded] = 0.0
 
     def copies(self) -> list[Floats]:
@@ -235,8 +230,8 @@ class FragmentView:
     def write(self, fragment: int, values: Floats) -> None:
         """Replaces a fragment by `values`, f32 [numel]; padding is ignored."""
         self._check(fragment, values)
-        for span in self.layout.fragments[fragment].spans:
-            self._flat[span.name].copy_(_tensor(values[span.offset : span.offset + span.numel]))
+        for span, flat in self._flat[fragment]:
+            flat.copy_(_tensor(values[span.offset : span.offset + span.numel]))
 
     def blend(self, fragment: int, values: Floats, kept_frac: float) -> None:
         """A fragment becomes kept_frac * itself + (1 - kept_frac) * `values`, in f32.
@@ -244,8 +239,7 @@ class FragmentView:
         kept_frac: [0, 1); with 0 the values are taken as they are. Padding is ignored.
         """
         self._check(fragment, values)
-        for span in self.layout.fragments[fragment].spans:
-            flat = self._flat[span.name]
+        for span, flat in self._flat[fragment]:
             piece = _tensor(values[span.offset : span.offset + span.numel]).to(flat.device)
             if kept_frac:
                 flat.mul_(kept_frac).add_(piece, alpha=1.0 - kept_frac)
@@ -255,8 +249,7 @@ class FragmentView:
     def add(self, fragment: int, values: Floats) -> None:
         """Adds `values`, f32 [numel], to a fragment; padding is ignored."""
         self._check(fragment, values)
-        for span in self.layout.fragments[fragment].spans:
-            flat = self._flat[span.name]
+        for span, flat in self._flat[fragment]:
             piece = _tensor(values[span.offset : span.offset + span.numel])
             flat.add_(piece.to(flat.device))
 
@@ -286,6 +279,26 @@ def initial_weights(genesis: project.Genesis) -> list[Floats]:
     """
     layout = layout_of(genesis)
     return FragmentView(build_model(genesis.model, seed=genesis.seed), layout).copies()
+
+
+def whole_tensors(layout: Layout, fragments: Sequence[Floats]) -> dict[str, Floats]:
+    """Every tensor of the layout by its name, in its shape, as copies; `fragments` f32 [numel]."""
+    found: dict[str, Floats] = {}
+    for fragment, values in zip(layout.fragments, fragments, strict=True):
+        for span in fragment.spans:
+            whole = found.setdefault(span.name, np.empty(span.shape, np.float32))
+            whole.reshape(-1)[span.start : span.end] = values[span.offset :][: span.numel]
+    return found
+
+
+def _flat(tensors: Mapping[str, Tensor], span: TensorSpan) -> Tensor:
+    """What lies in this span, of the model's own memory."""
+    tensor = tensors.get(span.name)
+    if tensor is None or tuple(tensor.shape) != span.shape:
+        raise InternalError(f"the model has no tensor {span.name} {span.shape}")
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise InternalError(f"{span.name} is not a contiguous f32 tensor")
+    return tensor.detach().view(-1)[span.start : span.end]
 
 
 def _tensor(values: Floats) -> Tensor:

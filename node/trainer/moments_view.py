@@ -10,7 +10,7 @@ from node.machine.moments import moments_numel
 from node.trainer.model import Floats
 from node.trainer.own.interface import Trainer
 from protocol.errors import InternalError
-from protocol.fragments import Fragment, Layout
+from protocol.fragments import Fragment, Layout, TensorSpan
 
 
 class MomentsView:
@@ -36,26 +36,29 @@ class MomentsView:
                 continue
             for key, base in (("first", 0), ("second", n)):
                 if key in state:
-                    start = base + span.offset
-                    target = torch.from_numpy(out[start : start + span.numel])
-                    target.copy_(state[key].detach().reshape(-1))
+                    target = torch.from_numpy(out[base + span.offset :][: span.numel])
+                    target.copy_(state[key].detach().reshape(-1)[span.start : span.end])
             out[2 * n + number] = float(state.get("step", 1.0))
 
     def write(self, fragment: int, values: Floats) -> None:
-        """Replaces a fragment's moments and step counters; padding is ignored."""
+        """Replaces a fragment's moments and step counters; padding is ignored.
+
+        A tensor that lies in several fragments has the counter of the one that was written last.
+        """
         cut = self._check(fragment, values)
-        n = cut.numel
-        tensors = self._trainer.tensors()
-        self._trainer.load_state(
-            {
-                span.name: {
-                    "first": _like(tensors[span.name], values[span.offset :][: span.numel]),
-                    "second": _like(tensors[span.name], values[n + span.offset :][: span.numel]),
-                    "step": torch.tensor(float(values[2 * n + number]), dtype=torch.float32),
-                }
-                for number, span in enumerate(cut.spans)
+        tensors, kept = self._trainer.tensors(), self._trainer.state()
+        first, second, steps = np.split(values, (cut.numel, 2 * cut.numel))
+        states: dict[str, dict[str, Tensor]] = {}
+        for span, step in zip(cut.spans, steps.tolist(), strict=True):
+            tensor = tensors[span.name]
+            # Other rows of it may lie in this fragment, or have come with another one.
+            former = states.get(span.name, kept.get(span.name, {}))
+            states[span.name] = {
+                "first": _with(tensor, former.get("first"), span, first),
+                "second": _with(tensor, former.get("second"), span, second),
+                "step": torch.tensor(step, dtype=torch.float32),
             }
-        )
+        self._trainer.load_state(states)
 
     def _check(self, fragment: int, values: Floats) -> Fragment:
         if not 0 <= fragment < len(self.layout.fragments):
@@ -66,8 +69,11 @@ class MomentsView:
         return cut
 
 
-def _like(tensor: Tensor, values: Floats) -> Tensor:
-    """A new tensor of these values, as the optimizer keeps its moments."""
+def _with(tensor: Tensor, former: Tensor | None, span: TensorSpan, values: Floats) -> Tensor:
+    """A new tensor as the optimizer keeps its moments, with these values where the span lies."""
     moments = torch.zeros_like(tensor, memory_format=torch.preserve_format)
-    moments.view(-1).copy_(torch.from_numpy(values.copy()))
+    if former is not None and span.numel < tensor.numel():
+        moments.copy_(former)
+    here = torch.from_numpy(values[span.offset :][: span.numel].copy())
+    moments.view(-1)[span.start : span.end].copy_(here)
     return moments

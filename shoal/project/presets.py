@@ -56,7 +56,7 @@ PAPER_VALUES: Final[Mapping[str, Value]] = {
 
 PAPER_COMMENTS: Final[Mapping[str, str]] = {
     "model.fragments": "P of the paper; as many as local steps, so each merges one fragment",
-    "model.strategy": "the paper's choice; also tensor or layer",
+    "model.strategy": "the paper's choice; also rows, tensor or layer",
     "model.merge.vectors": "all but embeddings are merged by rda in the paper",
     "model.config.initializer_range": "spread of the first weights; what `transformers` has",
     "training.optimizer": "as in the paper; muon takes the hidden matrices",

@@ -213,7 +213,7 @@ def _suited(
     parameters = sum(tensor.numel for tensor in model.tensors)
     fragments = min(max(parameters // FRAGMENT_PARAMETERS, least), FRAGMENTS_MAX)
     fragments = min(fragments, len(model.tensors))
-    layout = build_layout(model.tensors, "balanced", fragments)
+    layout = build_layout(model.tensors, "rows", fragments)
     sizes = [payload_bytes("int4", fragment.numel) for fragment in layout.fragments]
     local_steps = max(32, int(str(preset.get("rounds.local_steps", 0))))
     values: dict[str, Value] = {

@@ -66,7 +66,7 @@ SECTIONS = (
                 "training code of its own the key `trainer`",
             ),
             Line("fragments", 4, "pieces that are merged and sent one at a time"),
-            Line("strategy", "balanced", "how tensors are dealt out: balanced, tensor or layer"),
+            Line("strategy", "rows", "how tensors are dealt out: rows, balanced, tensor or layer"),
         ),
     ),
     Section(

@@ -23,6 +23,7 @@ from host.addresses import parse_peer
 from host.files.home import TAPES, Home
 from host.files.signed_project import read_signed
 from host.join_link import parse_link
+from node.trainer.model import whole_tensors
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import build_layout
@@ -265,12 +266,11 @@ def test_the_exported_model_is_the_checkpoint_bit_for_bit(seen):
     exported = load_file(seen.model)
     genesis = project.genesis
     cut = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
-    spans = [(f.index, span) for f in cut.fragments for span in f.spans]
-    assert sorted(exported) == sorted(span.name for _, span in spans)
-    for index, span in spans:
-        values = checkpoint.theta[index][span.offset : span.offset + span.numel]
-        assert exported[span.name].dtype == np.float32
-        assert exported[span.name].tobytes() == values.tobytes(), span.name
+    wanted = whole_tensors(cut, checkpoint.theta)
+    assert sorted(exported) == sorted(wanted)
+    for name, values in wanted.items():
+        assert exported[name].dtype == np.float32
+        assert exported[name].tobytes() == values.tobytes(), name
 
 
 def test_receipts_and_ledger_say_the_same_once_everybody_left(seen):

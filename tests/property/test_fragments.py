@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ def models(draw):
 
 
 MODELS = models()
-STRATEGIES = st.sampled_from(["balanced", "layer", "tensor"])
+WHOLE = st.sampled_from(["balanced", "layer", "tensor"])
+STRATEGIES = st.sampled_from(["balanced", "layer", "tensor", "rows"])
 COUNTS = st.integers(1, 8)
 
 
@@ -38,7 +41,7 @@ def layout_of(tensors, strategy, count):
         assume(False)
 
 
-@given(MODELS, STRATEGIES, COUNTS)
+@given(MODELS, WHOLE, COUNTS)
 @modest
 def test_every_tensor_lies_in_exactly_one_fragment_and_none_is_empty(tensors, strategy, count):
     layout = layout_of(tensors, strategy, count)
@@ -62,7 +65,7 @@ def test_spans_are_whole_blocks_back_to_back_in_model_order(tensors, strategy, c
             assert 0 <= span.padded - span.numel < BLOCK
             end += span.padded
         assert fragment.numel == end
-        positions = [order[span.name] for span in fragment.spans]
+        positions = [(order[span.name], span.start) for span in fragment.spans]
         assert positions == sorted(positions)
 
 
@@ -74,6 +77,55 @@ def test_balanced_fragments_stay_under_the_bound_of_greedy_partitioning(tensors,
     largest = max(span.padded for fragment in layout.fragments for span in fragment.spans)
     # The fullest fragment was the emptiest before its last tensor came.
     assert max(f.numel for f in layout.fragments) <= total / count + largest * (1 - 1 / count)
+
+
+@given(MODELS, STRATEGIES, COUNTS)
+@modest
+def test_every_element_lies_in_one_span_and_parts_are_whole_rows(tensors, strategy, count):
+    layout = layout_of(tensors, strategy, count)
+    spans = [span for fragment in layout.fragments for span in fragment.spans]
+    assert all(fragment.spans for fragment in layout.fragments)
+    for tensor in tensors:
+        here = sorted((one.start, one.end) for one in spans if one.name == tensor.name)
+        assert [start for start, _ in here] == [0, *(end for _, end in here[:-1])]
+        assert here[-1][1] == tensor.numel
+        if len(here) > 1:
+            row = tensor.numel // tensor.shape[0]
+            assert all(start % row == 0 for start, _ in here)
+    for fragment in layout.fragments:
+        for one, after in pairwise(fragment.spans):
+            assert (one.name, one.end) != (after.name, after.start), "rows that meet are one span"
+
+
+@given(MODELS, COUNTS)
+@modest
+def test_rows_are_no_worse_than_balanced_and_the_same_where_that_is_good(tensors, count):
+    whole, cut = layout_of(tensors, "balanced", count), layout_of(tensors, "rows", count)
+    largest, mean = max(one.numel for one in whole.fragments), _mean(whole)
+    assert max(one.numel for one in cut.fragments) <= largest
+    if largest <= 1.2 * mean:
+        assert cut == whole
+
+
+@given(
+    st.lists(st.tuples(st.integers(2000, 9000), st.integers(1, 64)), min_size=1, max_size=12),
+    st.integers(1, 12),
+)
+@modest
+def test_tables_of_many_rows_never_make_a_fragment_much_larger_than_the_mean(shapes, count):
+    tensors = [TensorSpec(f"t{i}", shape, "rda") for i, shape in enumerate(shapes)]
+    layout = layout_of(tensors, "rows", count)
+    # Blocks of padding come on top: one for each span.
+    allowed = 1.2 * _mean(layout) + BLOCK * len(max(layout.fragments, key=_numel).spans)
+    assert max(map(_numel, layout.fragments)) <= allowed
+
+
+def _mean(layout):
+    return sum(map(_numel, layout.fragments)) / len(layout.fragments)
+
+
+def _numel(fragment):
+    return fragment.numel
 
 
 @given(MODELS, COUNTS)

@@ -80,7 +80,11 @@ def data_spec(location: Path | str, **changes: object) -> DataSpec:
     return msgspec.structs.replace(spec, **changes)
 
 
-def tiny_genesis(folder: Path) -> Genesis:
+SPLIT_FRAGMENTS = 9
+"""So many that `rows` splits the table of words of the tiny model."""
+
+
+def tiny_genesis(folder: Path, *, is_split: bool = False) -> Genesis:
     """A project on a text file in `folder`, tokenised into `folder / "cache"`."""
     data = data_spec(write_text(folder / "text.txt"))
     counted = describe_corpus(data, cache=folder / "cache")
@@ -91,8 +95,8 @@ def tiny_genesis(folder: Path) -> Genesis:
         model=describe_model("LlamaForCausalLM", CONFIG),
         data=msgspec.structs.replace(data, blocks=counted.blocks, digest=counted.digest),
         seed=11,
-        strategy="balanced",
-        fragments=FRAGMENTS,
+        strategy="rows" if is_split else "balanced",
+        fragments=SPLIT_FRAGMENTS if is_split else FRAGMENTS,
     )
 
 

@@ -40,6 +40,7 @@ def first_adapter(genesis: project.Genesis) -> list[Floats]:
         for span in fragment.spans:
             if is_first(span.name):
                 drawn = first_matrix(genesis.seed, span.name, span.shape)
-                values[span.offset : span.offset + span.numel] = drawn.reshape(-1)
+                part = drawn.reshape(-1)[span.start : span.end]
+                values[span.offset : span.offset + span.numel] = part
         found.append(values)
     return found

@@ -179,7 +179,7 @@ class Trainer(Protocol):
         """
 
     def load_state(self, state: State) -> None:
-        """Puts back a part of what `state` gave; called several times, each with other tensors.
+        """Puts back a part of what `state` gave, whole tensors; called several times.
 
         The tensors are new ones that may be kept, `first` and `second` zeros and `step` 0 where
         nothing had been kept.

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from host.files.pinned_files import PinnedFiles
 from node.trainer.base_model import CONFIG_FILE, SHOWN_FILE
-from node.trainer.model import Floats, FragmentView, build_model, layout_of
+from node.trainer.model import Floats, FragmentView, build_model, layout_of, whole_tensors
 from node.trainer.text.tokenizer import (
     BYTES,
     BYTES_EOS,
@@ -134,11 +134,7 @@ def _save_processor(images: ImageSpec, directory: Path) -> None:
 
 def _export_tensors(genesis: Genesis, fragments: Sequence[Floats], directory: Path) -> None:
     """The tensors by their names, for whoever has the training code; none of it is needed here."""
-    tensors = {
-        span.name: values[span.offset : span.offset + span.numel].reshape(span.shape).copy()
-        for cut, values in zip(layout_of(genesis).fragments, fragments, strict=True)
-        for span in cut.spans
-    }
+    tensors = whole_tensors(layout_of(genesis), fragments)
     assert genesis.trainer is not None, "whoever calls this has looked"
     about = {
         "trainer": msgspec.structs.asdict(genesis.trainer),

@@ -14,7 +14,7 @@ from host.files.held_base import HeldBase
 from node.trainer.adapters.draws import first_matrix
 from node.trainer.adapters.network import adapted
 from node.trainer.adapters.table import NAME, is_first, lora_config
-from node.trainer.model import Floats, FragmentView, layout_of
+from node.trainer.model import Floats, FragmentView, layout_of, whole_tensors
 from protocol.errors import UserError
 from protocol.project import AdapterSpec, Genesis, hub_source
 
@@ -88,11 +88,8 @@ def _tensors(
     genesis: Genesis, adapter: AdapterSpec, fragments: Sequence[Floats]
 ) -> dict[str, torch.Tensor]:
     """By the names that `peft` gives them in a file."""
-    found: dict[str, torch.Tensor] = {}
-    for fragment, values in zip(layout_of(genesis).fragments, fragments, strict=True):
-        for span in fragment.spans:
-            piece = values[span.offset : span.offset + span.numel].copy()
-            found[span.name] = torch.from_numpy(piece).view(span.shape)
+    values = whole_tensors(layout_of(genesis), fragments)
+    found = {name: torch.from_numpy(one) for name, one in values.items()}
     shapes = {one.name: one.shape for one in adapter.frozen}
     for name in list(found) if adapter.trains == "b" else ():
         layer = name.partition(".lora_B.")[0]

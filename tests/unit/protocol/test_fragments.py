@@ -6,7 +6,8 @@ from protocol.errors import UserError
 from protocol.fragments import BLOCK, build_layout
 from protocol.project import TensorSpec
 
-STRATEGIES = ("balanced", "layer", "tensor")
+WHOLE = ("balanced", "layer", "tensor")
+STRATEGIES = (*WHOLE, "rows")
 
 
 def tensors(**sizes):
@@ -51,6 +52,58 @@ def test_balanced_puts_the_largest_first_into_the_smallest_fragment():
     layout = build_layout(tensors(a=512, b=2048, c=1024, d=1024, e=512), "balanced", 2)
     assert names(layout) == [["a", "b"], ["c", "d", "e"]]
     assert [fragment.numel for fragment in layout.fragments] == [2560, 2560]
+
+
+LLAMA_1B = [
+    TensorSpec("embed", (128_256, 2048), "mean"),
+    *(
+        TensorSpec(f"layers.{layer}.{name}", shape, "rda")
+        for layer in range(16)
+        for name, shape in {
+            "q": (2048, 2048),
+            "k": (512, 2048),
+            "v": (512, 2048),
+            "o": (2048, 2048),
+            "gate": (8192, 2048),
+            "up": (8192, 2048),
+            "down": (2048, 8192),
+            "norms": (4096,),
+        }.items()
+    ),
+    TensorSpec("norm", (2048,), "rda"),
+]
+"""Of the shapes of Llama 3.2 of 1 B, with its output table tied."""
+
+
+def ratio(layout):
+    sizes = [fragment.numel for fragment in layout.fragments]
+    return max(sizes) * len(sizes) / sum(sizes)
+
+
+@pytest.mark.parametrize("count", [8, 24, 64, 128])
+def test_rows_split_a_table_that_is_larger_than_its_share(count):
+    layout = build_layout(LLAMA_1B, "rows", count)
+    assert ratio(layout) <= 1.2
+    split = {
+        span.name
+        for fragment in layout.fragments
+        for span in fragment.spans
+        if span.numel < next(one.numel for one in LLAMA_1B if one.name == span.name)
+    }
+    assert "embed" in split
+    assert ratio(build_layout(LLAMA_1B, "balanced", count)) > 1.2
+
+
+def test_rows_split_nothing_where_nothing_is_too_large():
+    for made in (MODEL, tensors(a=512, b=2048, c=1024, d=1024, e=512)):
+        balanced = build_layout(made, "balanced", 2)
+        assert build_layout(made, "rows", 2) == balanced
+
+
+def test_a_vector_and_a_single_row_stay_whole():
+    made = [*tensors(a=128_000, b=128), TensorSpec("row", (1, 64_000), "rda")]
+    layout = build_layout(made, "rows", 3)
+    assert sorted(map(len, names(layout))) == [1, 1, 1]
 
 
 def test_balanced_breaks_ties_by_name_then_by_lowest_fragment():
@@ -106,7 +159,7 @@ def test_a_giant_at_the_end_does_not_leave_an_earlier_fragment_empty():
     assert [len(spans) for spans in names(layout)] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", WHOLE)
 def test_more_fragments_than_pieces_is_refused_with_both_numbers(strategy):
     with pytest.raises(UserError, match=r"9 fragments.* only [58] "):
         build_layout(MODEL, strategy, 9)
@@ -125,12 +178,18 @@ def test_two_tensors_of_one_name_are_refused():
 
 
 def test_the_digest_is_the_same_on_every_host():
-    digests = [build_layout(MODEL, strategy, 3).digest.hex() for strategy in STRATEGIES]
+    digests = [build_layout(MODEL, strategy, 3).digest.hex() for strategy in WHOLE]
     assert digests == [
         "a22949cc9dcc7a0b8fcbd3f536e62baec884584951a6b23c3ad0aa002ab83a81",
         "7df7a231e792247aa24155a5184e89a0d7ba1eeb69ab5415abd0b0cd863ff395",
         "e7ed5bbcf77be41b35eda455606f132242b5aac77d62ca61d507606da8c13dc9",
     ]
+
+
+def test_the_digest_of_split_tensors_is_the_same_on_every_host():
+    layout = build_layout(MODEL, "rows", 7)
+    assert any(span.start for fragment in layout.fragments for span in fragment.spans)
+    assert layout.digest.hex() == "b72774207fcd97b5e712609e18898882f19954ef7c50389b20d13aec2d06d5aa"
 
 
 @pytest.mark.parametrize(

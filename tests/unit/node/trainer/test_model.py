@@ -19,6 +19,7 @@ from node.trainer.model import (
     initial_weights,
     layout_of,
     tensor_specs,
+    whole_tensors,
 )
 from node.trainer.text.tokenizer import ByteVocabulary
 from node.trainer.tools import initialise
@@ -44,6 +45,11 @@ NEOX = {key: value for key, value in CONFIG.items() if key != "num_key_value_hea
 @pytest.fixture(scope="module")
 def genesis(tmp_path_factory):
     return tiny_genesis(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return tiny_genesis(tmp_path_factory.mktemp("split"), is_split=True)
 
 
 def config_of(architecture):
@@ -144,6 +150,21 @@ def test_fragments_survive_a_round_trip_and_padding_stays_zero(genesis):
         doubled = np.empty_like(values)
         target.read(fragment.index, doubled)
         np.testing.assert_array_equal(doubled, values + values)
+
+
+def test_rows_of_a_split_table_survive_a_round_trip_and_make_the_whole(split):
+    layout = layout_of(split)
+    model = build_model(split.model, seed=1)
+    parts = [span for cut in layout.fragments for span in cut.spans if span.start]
+    assert {span.name for span in parts} == {"model.embed_tokens.weight"}
+    values = FragmentView(model, layout).copies()
+    whole = whole_tensors(layout, values)
+    for name, tensor in model.named_parameters():
+        np.testing.assert_array_equal(whole[name], tensor.detach().numpy())
+    other = build_model(split.model, seed=2)
+    FragmentView(other, layout).write_all(np.concatenate(values))
+    for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_blend_keeps_its_share_of_the_weights_and_one_of_nothing_replaces_them(genesis):

@@ -18,11 +18,11 @@ from tests.support.tiny_project import BLOCK_SEQUENCES, INNER, tiny_genesis
 HAS_MUON = hasattr(torch.optim, "Muon")
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "split"])
+def shop(tmp_path_factory, request):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("project")
-    genesis = tiny_genesis(folder)
+    genesis = tiny_genesis(folder, is_split=request.param)
     corpus = open_corpus(genesis.data, seed=genesis.seed, cache=folder / "cache")
     return genesis, corpus, layout_of(genesis)
 

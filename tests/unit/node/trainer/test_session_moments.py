@@ -15,12 +15,12 @@ from protocol.errors import InternalError
 from tests.support.tiny_project import BLOCK_SEQUENCES, INNER, tiny_genesis
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "split"])
+def shop(tmp_path_factory, request):
     """Genesis, corpus and layout of a tiny project."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("project")
-    genesis = tiny_genesis(folder)
+    genesis = tiny_genesis(folder, is_split=request.param)
     corpus = open_corpus(genesis.data, seed=genesis.seed, cache=folder / "cache")
     return genesis, corpus, layout_of(genesis)
 
