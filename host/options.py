@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from host.files.home import DEFAULT_INSTANCE, Home
-from host.files.local_settings import NetworkSettings, Settings
+from host.files.local_settings import NetworkSettings, OwnerSettings, Settings
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ class NodeOptions(HostOptions):
     """CPU threads of the trainer; None leaves it to the trainer."""
     micro_batch: int | None = None
     """Sequences at once on the device; None lets the trainer find out."""
+    batch_sequences: int | None = None
+    """Sequences in a local step, where the project leaves it to learners; None: what suits the
+    device."""
     evaluates: bool = True
     """Whether this host measures held-out loss when asked."""
     shares_moments: bool = True
@@ -170,5 +173,5 @@ class NodeOptions(HostOptions):
     learner, on a thread. None: nothing does."""
     on_accepted: Callable[[], None] = lambda: None
     """Called once nothing on this machine speaks against joining, before training begins."""
-    settings: Callable[[], Settings] = Settings
-    """Reads what the owner of this machine allows; asked again and again."""
+    settings: OwnerSettings = field(default_factory=lambda: OwnerSettings(Settings))
+    """What the owner of this machine allows; asked again and again."""

@@ -371,7 +371,7 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     beta2: Fraction
     grad_norm_max: Annotated[float, Meta(gt=0.0, le=1e6)]
     batch_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
-    """Sequences in one local step, whatever the micro-batch."""
+    """Sequences in one local step, whatever the micro-batch: of all learners, or the fewest."""
     warmup_frac: Fraction
     """Share of the token budget over which the learning rate rises."""
     final_learning_rate_frac: Fraction
@@ -390,6 +390,21 @@ class InnerSpec(Struct, frozen=True, array_like=True):
     z_loss: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Weight beside each token's cross-entropy of the square of the logarithm of what its softmax
     divides by, which keeps logits small (PaLM, arXiv 2204.02311)."""
+    batch_sequences_max: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    """The most sequences in one local step of a learner that is strong enough; up to
+    `batch_sequences`, everybody takes that many."""
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """Fewest and most sequences that a learner may take in one local step."""
+        return self.batch_sequences, max(self.batch_sequences, self.batch_sequences_max)
+
+    def with_batch(self, wished: int) -> InnerSpec:
+        """The same with a batch of one size: `wished`, or the nearest to it that is allowed."""
+        fewest, most = self.batch_range
+        return msgspec.structs.replace(
+            self, batch_sequences=min(max(wished, fewest), most), batch_sequences_max=0
+        )
 
     @property
     def bounds_moments(self) -> bool:

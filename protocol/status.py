@@ -600,6 +600,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     trainer_pid: int | None
     device: str
     micro_batch: int | None
+    batch_sequences: int = 0
+    """In each local step; 0 before the first trainer, and from those that do not tell."""
     project: ProjectStatus
     swarm: SwarmStatus
     network: NetworkStatus

@@ -22,6 +22,7 @@ TAPES: Final = "tapes"
 """Directory of all tapes in a home."""
 
 SUSPENDED: Final = "parked"
+MAPPED: Final = "weights"
 """Directory of what paused trainers left."""
 
 DEFAULT_INSTANCE = "default"
@@ -75,6 +76,10 @@ class Home:
     def suspended(self, instance: str = DEFAULT_INSTANCE) -> Path:
         """Directory for the state of a paused learner's trainer. Makes only what is above it."""
         return self._directory(SUSPENDED) / checked_instance(instance)
+
+    def mapped_weights(self, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory for the files, without names, that hold a daemon's copies of the weights."""
+        return self._directory(MAPPED) / checked_instance(instance)
 
     def kept_by_learners(self) -> list[Path]:
         """Directories of what learners keep here, which need not exist."""

@@ -6,9 +6,12 @@ say what is allowed; `shoal.common.settings_file` reads files, environment and f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
+
+from protocol.errors import UserError
 
 Mode = Literal["always", "idle", "never"]
 Percent = Annotated[float, Meta(gt=0.0, le=100.0)]
@@ -51,6 +54,13 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[int, Meta(ge=1)] | None,
         _about("sequences", "Sequences at once on the device; measured otherwise."),
     ] = None
+    batch_sequences: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _about(
+            "sequences",
+            "In a local step, within what the project allows; what suits the device otherwise.",
+        ),
+    ] = None
     compile: Annotated[
         bool, _about("", "Let torch.compile speed up the model; skipped where it fails.")
     ] = False
@@ -61,6 +71,14 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     base_in_4_bits: Annotated[
         bool,
         _about("", "Hold an adapter's frozen model in 4 bits, by bitsandbytes; measures nothing."),
+    ] = False
+    weights_on_disk: Annotated[
+        bool,
+        _about("", "Keep the daemon's copies of the weights in files: less memory, more disk."),
+    ] = False
+    optimizer_in_8_bits: Annotated[
+        bool,
+        _about("", "Keep AdamW's moments in 8 bits, by bitsandbytes; they go to nobody else."),
     ] = False
     evaluate: Annotated[
         bool, _about("", "Measure held-out loss, and others' pushes, when asked.")
@@ -226,3 +244,30 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     when: WhenSettings = WhenSettings()
     present: PresentSettings = PresentSettings()
     page: PageSettings = PageSettings()
+
+
+class OwnerSettings:
+    """What the owner of this machine decided, looked up anew whenever it is asked for.
+
+    A daemon that runs goes on with the former settings while the file says what cannot be read; its
+    governor, which calls `read`, tells the owner so.
+    """
+
+    def __init__(self, load: Callable[[], Settings]) -> None:
+        """load: UserError if what the owner wrote cannot be read."""
+        self._load = load
+        self._former: Settings | None = None
+
+    def read(self) -> Settings:
+        """As they are now. UserError if they cannot be read."""
+        self._former = self._load()
+        return self._former
+
+    def __call__(self) -> Settings:
+        """As they are now, or as they last could be read. UserError if they never could."""
+        try:
+            return self.read()
+        except UserError:
+            if self._former is None:
+                raise
+            return self._former

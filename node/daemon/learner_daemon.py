@@ -27,6 +27,7 @@ from host.driver import Driver
 from host.files import crash_marker, keystore
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
+from host.files.mapped_arrays import MappedArrays
 from host.files.pinned_files import PinnedFiles
 from host.files.receipts_file import Contributions
 from host.network.foreign_errors import TransportState
@@ -45,7 +46,11 @@ from node.daemon.published import PublishedData
 from node.daemon.sampler import Sampler
 from node.daemon.status import PayloadCounts, StatusReporter, node_state
 from node.daemon.swarm_view import SwarmView
-from node.daemon.trainer_options import measures_for_others, trainer_configuration
+from node.daemon.trainer_options import (
+    measures_for_others,
+    shares_moments,
+    trainer_configuration,
+)
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
@@ -56,7 +61,7 @@ from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
 from node.machine.syncer_link import Link
 from node.trainer_client.client import TrainerPort
-from node.trainer_client.fragment_bank import FragmentBank
+from node.trainer_client.fragment_bank import FragmentBank, in_memory
 from node.trainer_client.moments_port import MomentsPort
 from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
 from node.trainer_client.probe_port import ProbePort
@@ -147,7 +152,10 @@ class LearnerDaemon:
         self.pinned_files = PinnedFiles(options.home.data_cache(), self.genesis.tokenizer)
         self.held_base = HeldBase(options.home.data_cache(), self.genesis)
         self.pool.submit(self.held_base.missing)  # What is here can be given then.
-        self.bank = FragmentBank(self.layout, self.blob_store)
+        self.mapped = self._mapped()
+        self.bank = FragmentBank(
+            self.layout, self.blob_store, self.mapped.keep if self.mapped else in_memory
+        )
         self.weights = WeightsVerbs(genesis, self._newest_weights)
         self.locator = Locator.of(transport, options.link, genesis)
         # Grows with every start, also across a restart of the machine.
@@ -157,7 +165,17 @@ class LearnerDaemon:
         self.contributions = Contributions(place, genesis, options.link.project, identity)
         self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         beginning.hold(self.machine)
-        self.trainer = TrainerPort(
+        self.trainer = self._new_trainer(identity, genesis, incarnation)
+        self.owner_limits = OwnerLimits(
+            options, transport, self.trainer, self.machine.trainer_control, self.mapped
+        )
+        self.published = PublishedData(self)
+        self._join(identity, beginning)
+        self._give(options.donate_mbps)
+
+    def _new_trainer(self, identity: Identity, genesis: bytes, incarnation: int) -> TrainerPort:
+        options = self.options
+        return TrainerPort(
             configure=trainer_configuration(options, options.settings(), identity, genesis),
             log_path=options.home.trainer_log(options.instance),
             suspend_folder=options.home.suspended(options.instance),
@@ -170,12 +188,6 @@ class LearnerDaemon:
             ram_ceiling=lambda: self.owner_limits.ram_ceiling(),
             disk_room=lambda: self.owner_limits.disk_room(),
         )
-        self.owner_limits = OwnerLimits(
-            options, transport, self.trainer, self.machine.trainer_control
-        )
-        self.published = PublishedData(self)
-        self._join(identity, beginning)
-        self._give(options.donate_mbps)
 
     def _join(self, identity: Identity, beginning: Beginning) -> None:
         """What speaks to the swarm."""
@@ -247,6 +259,13 @@ class LearnerDaemon:
         voters = context.charter.voters if context.charter is not None else ()
         return context.state.has_merges(key) or any(voter.key == key for voter in voters)
 
+    def _mapped(self) -> MappedArrays | None:
+        """Where the owner of this machine wants weights in files."""
+        if not self.options.settings().learner.weights_on_disk:
+            return None
+        place = self.options.home.mapped_weights(self.options.instance)
+        return MappedArrays(place, lambda: self.owner_limits.disk_room())
+
     def _setup(
         self, identity: Identity, incarnation: int, start: EpochStart | None
     ) -> LearnerSetup:
@@ -258,11 +277,12 @@ class LearnerDaemon:
             agent=f"shoal {software.version()}",
             incarnation=incarnation,
             evaluates=measures_for_others(self.options, self.genesis),
-            shares_moments=self.options.shares_moments,
+            shares_moments=shares_moments(self.options),
             keeps_parts=self.options.keeps_parts,
             parts=held_parts(self.options),
             start=start,
             micro_batch=self.options.micro_batch,
+            batch_sequences=self.options.batch_sequences,
             signer=identity,
             verify=verify_ed25519,
             rng=random.Random(os.urandom(8)),

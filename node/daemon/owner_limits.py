@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from host.files.mapped_arrays import MappedArrays
 from host.options import NodeOptions
 from host.transport import Transport
 from node.governor.budget import Allowance
@@ -24,18 +25,21 @@ class OwnerLimits:
     transport: Transport
     trainer: TrainerPort
     trainer_control: TrainerControl
+    mapped: MappedArrays | None
     governor: GovernorLoop = field(init=False)
     _ceiling: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         traffic = self.transport.traffic
         self.governor = GovernorLoop(
-            load=self.options.settings,
+            load=self.options.settings.read,
+            begins_with=self.options.settings(),
             trainer=self._facts,
             obey=self._obey,
             notice=self.trainer.notice,
             traffic=lambda: (traffic.up_bytes, traffic.down_bytes),
             folders=self.options.home.kept_by_learners(),
+            nameless_bytes=lambda: self.mapped.bytes if self.mapped else 0,
         )
         self._ceiling = self.ram_ceiling()
 
@@ -78,6 +82,8 @@ class OwnerLimits:
             self.trainer.note(CeilingChanged())
         self.trainer.set_duty(decision.duty_frac)
         self._shape(decision.allowed)
+        if self.mapped is not None:
+            self.mapped.relax()
         self.transport.relay.limit(self.governor.settings.network.relay_bytes_per_s)
 
     def _shape(self, allowed: Allowance) -> None:

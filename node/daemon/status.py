@@ -263,7 +263,7 @@ class StatusReporter:
             trainer_detail=control.detail,
             trainer_pid=trainer.pid,
             device=control.device,
-            micro_batch=trainer.ready.micro_batch if trainer.ready else None,
+            **self._batch(),
             project=project_status(
                 machine.setup.project, daemon.genesis, daemon.layout.parameters, charter
             ),
@@ -359,14 +359,20 @@ class StatusReporter:
             log=options.home.trainer_log(options.instance),
         )
 
+    def _batch(self) -> dict[str, Any]:
+        ready = self.daemon.trainer.ready
+        return {
+            "micro_batch": ready.micro_batch if ready else None,
+            "batch_sequences": self.daemon.machine.context.batch_sequences,
+        }
+
     def _inner_loop(self) -> dict[str, Any]:
         """What the inner loop last reported; nothing while there is no trainer."""
         context = self.daemon.machine.context
-        stepped, charter = context.stepped, context.charter
+        stepped = context.stepped
         if stepped is None:
             return {}
-        sequences = charter.inner.batch_sequences if charter else 0
-        step_tokens = sequences * self.daemon.genesis.data.sequence_tokens
+        step_tokens = context.batch_sequences * self.daemon.genesis.data.sequence_tokens
         return {
             "local_step": stepped.local_step,
             "tokens": stepped.tokens,

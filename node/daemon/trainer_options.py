@@ -107,6 +107,12 @@ def measures_for_others(options: NodeOptions, genesis: Genesis) -> bool:
     return options.evaluates and not is_off
 
 
+def shares_moments(options: NodeOptions) -> bool:
+    """Whether optimizer state comes from and goes to others: not where it is kept in 8 bits, whose
+    rounding would make it look like none that AdamW can come to."""
+    return options.shares_moments and not options.settings().learner.optimizer_in_8_bits
+
+
 def _is_owners(options: NodeOptions) -> bool:
     """Whether this very machine hosts the project."""
     return options.home.project_file(options.link.project).is_file()
@@ -133,6 +139,7 @@ def trainer_configuration(
         trainer=trainer,
         compiles=owner.learner.compile,
         base_in_4_bits=owner.learner.base_in_4_bits,
+        optimizer_in_8_bits=owner.learner.optimizer_in_8_bits,
         checkpoints_activations=owner.learner.checkpoint_activations,
         nice=owner.limits.nice,
         gpu_memory_frac=owner.limits.gpu_memory_percent / 100.0,

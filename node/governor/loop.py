@@ -40,8 +40,12 @@ class GovernorLoop:
     notice: Callable[[str], None]
     traffic: Callable[[], tuple[int, int]]
     """Bytes sent and received so far."""
+    begins_with: Settings | None = None
+    """Where the first may be unreadable; None: `load` is asked at once."""
     folders: Iterable[Path] = ()
     """Where files are kept."""
+    nameless_bytes: Callable[[], int] = lambda: 0
+    """In files that lie in no folder any more."""
     policy: Policy = field(init=False)
     look: Look | None = None
     """The newest one."""
@@ -54,7 +58,7 @@ class GovernorLoop:
     _trouble: str = ""
 
     def __post_init__(self) -> None:
-        self.policy = Policy(self.load(), cores=os.cpu_count() or 1)
+        self.policy = Policy(self.begins_with or self.load(), cores=os.cpu_count() or 1)
 
     @property
     def settings(self) -> Settings:
@@ -74,7 +78,7 @@ class GovernorLoop:
         """Looks and decides until it is cancelled."""
         loop = asyncio.get_running_loop()
         settings = Seldom(self._reload, SETTINGS_EVERY_S, loop.time)
-        files = Seldom(lambda: tree_bytes(self.folders), FILES_EVERY_S, loop.time)
+        files = Seldom(self._file_bytes, FILES_EVERY_S, loop.time)
         with ThreadPoolExecutor(1, thread_name_prefix="sensors") as pool:
             while True:
                 settings.get()
@@ -86,6 +90,9 @@ class GovernorLoop:
                 self._traffic.append((loop.time(), *self.traffic()))
                 self.obey(self.decision)
                 await asyncio.sleep(LOOK_S)
+
+    def _file_bytes(self) -> int:
+        return tree_bytes(self.folders) + self.nameless_bytes()
 
     def _look(self, facts: TrainerFacts) -> Look:
         if self._sensors is None:

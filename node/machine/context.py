@@ -13,7 +13,7 @@ from protocol.errors import RemoteError
 from protocol.log.receipts import Credit
 from protocol.log.state import SwarmState
 from protocol.messages import Envelope, Message
-from protocol.project import Charter, Genesis
+from protocol.project import Charter, Genesis, InnerSpec
 from protocol.signing import Signer, Verify
 from protocol.trace import PeerMisbehaved
 
@@ -59,6 +59,8 @@ class LearnerSetup:
     """What the join link carried, for a project that asks for it."""
     credit: Credit | None = None
     """Of the newest receipt that this host has kept."""
+    batch_sequences: int | None = None
+    """What the owner of this machine wants a local step to take; None: what suits the device."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class LearnerContext:
     """The session is open: messages to the leader will be heard."""
     stepped: Stepped | None = None
     """Last report of the inner loop; None while there is no trainer."""
+    batch_sequences: int = 0
+    """In each local step of the newest trainer; 0 before there was one."""
     now_s: float = 0.0
     proofs: Proofs = field(default_factory=Proofs)
 
@@ -119,6 +123,13 @@ class LearnerContext:
         faults = self.tally.faults
         faults[error.reason] = faults.get(error.reason, 0) + 1
         self.effects.emit(PeerMisbehaved(peer, error.reason, str(error)))
+
+    @property
+    def inner(self) -> InnerSpec:
+        """How this learner trains: as the charter says, with its own batch if it wants one."""
+        assert self.charter is not None, "a trainer runs under a charter"
+        inner, wished = self.charter.inner, self.setup.batch_sequences
+        return inner if wished is None else inner.with_batch(wished)
 
     @property
     def rebases(self) -> bool:

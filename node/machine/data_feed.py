@@ -87,7 +87,7 @@ class DataFeed:
         assert context.leader is not None, "it follows a leader"
         if self.asked_s is not None and context.now_s < self.asked_s + LEASE_RETRY_S:
             return
-        batch, stepped = context.charter.inner.batch_sequences, context.stepped
+        batch, stepped = context.batch_sequences or context.inner.batch_sequences, context.stepped
         per_s = batch / stepped.step_s if stepped and stepped.step_s > 0 else float(batch)
         if self.fed_sequences - self._read() > max(LEASE_AHEAD_S * per_s, 2 * batch):
             return

@@ -81,6 +81,10 @@ class TrainerReady:
     local_step: int = 0
     has_other_text: bool = False
     """The text here is not the one that the project was signed with."""
+    batch_sequences: int | None = None
+    """In each local step; None: as many as it was told."""
+    tokens: int = 0
+    """Read up to `local_step`."""
 
 
 @dataclass(frozen=True, slots=True)

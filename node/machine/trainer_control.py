@@ -301,9 +301,10 @@ class TrainerControl:
         self.device, self._chosen_micro_batch = result.device, result.micro_batch
         self._has_other_text = result.has_other_text
         self._told_progress = -1.0
+        self._take_batch(result)
         start = self.context.setup.start
         if result.unread is not None and start is not None and start.part is not None:
-            self._go_on(start.part, result.unread, result.local_step)
+            self._go_on(start.part, result, result.unread)
             return
         self.moments_client.on_trainer_ready()
         self.fragment_sync.can_deliver = True
@@ -321,18 +322,21 @@ class TrainerControl:
         self._unfits += 1
         self._restart_s = self.context.now_s + self.next_try_s
 
-    def _go_on(self, part: PartState, unread: int, local_step: int) -> None:
+    def _take_batch(self, ready: jobs.TrainerReady) -> None:
+        context = self.context
+        context.batch_sequences = ready.batch_sequences or context.inner.batch_sequences
+
+    def _go_on(self, part: PartState, ready: jobs.TrainerReady, unread: int) -> None:
         """The trainer stands where the part was cut, the leased blocks it had not read included."""
         context = self.context
-        assert context.charter is not None, "a trainer runs under a charter"
         self.fragment_sync.take_up(part)
         self.moments_client.on_trainer_restored()
         self.fragment_sync.can_deliver = True
-        read = local_step * context.charter.inner.batch_sequences
+        read = ready.tokens // context.setup.genesis.data.sequence_tokens
         self.data_feed.fed_sequences = unread + read
         # Should it die before its first report: this much was read, whatever it is then counted as.
-        tokens = read * context.setup.genesis.data.sequence_tokens
-        context.stepped = jobs.Stepped(local_step, tokens, None, 0.0, 0.0, 0.0, Cursor(0, 0))
+        place = Cursor(0, 0)
+        context.stepped = jobs.Stepped(ready.local_step, ready.tokens, None, 0.0, 0.0, 0.0, place)
         self.on_progress()
 
     def on_stepped(self, stepped: jobs.Stepped) -> None:
@@ -397,6 +401,7 @@ class TrainerControl:
             return
         if isinstance(result, jobs.TrainerReady):
             self.device, self._chosen_micro_batch = result.device, result.micro_batch
+            self._take_batch(result)
             self.memory_rest.on_ready(self.context.now_s)
             self._fire("woken", "")
             self.context.effects.do(jobs.BeginSteps())
@@ -461,8 +466,7 @@ class TrainerControl:
         self._is_ended = False
         self.data_feed.begin()
         self._fire("start", "")
-        assert self.context.charter is not None, "a trainer runs under a charter"
-        self.context.effects.start(jobs.StartTrainer(self.micro_batch, self.context.charter.inner))
+        self.context.effects.start(jobs.StartTrainer(self.micro_batch, self.context.inner))
 
     def _hold(self) -> None:
         """Make the inner loop hold or go on, as the owner wants."""
@@ -498,12 +502,11 @@ class TrainerControl:
 
     def _wake(self) -> None:
         if self._restart_s is None or self.context.now_s >= self._restart_s:
-            assert self.context.charter is not None, "a trainer ran under a charter"
             self._restart_s = None
             self._fire("wake", "")
-            self.context.effects.start(
-                jobs.WakeTrainer(self.micro_batch, self.context.charter.inner)
-            )
+            # It goes on with the batch that it had.
+            inner = self.context.inner.with_batch(self.context.batch_sequences)
+            self.context.effects.start(jobs.WakeTrainer(self.micro_batch, inner))
 
     def _lease(self) -> None:
         """Ask for blocks before the inner loop runs out of them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import accelerate
@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from node.trainer.failures import StepAbandoned, is_out_of_memory
 from node.trainer.loop import InnerLoop, free_device_memory, random_state, set_random_state
 from node.trainer.objective import Forward, LossSum, Objective, next_token
-from node.trainer.optimizers import MuonAndAdamW, make_optimizer
+from node.trainer.optimizers import (
+    EightBitAdamW,
+    InnerOptimizer,
+    MuonAndAdamW,
+    make_optimizer,
+)
 from node.trainer.own.interface import Losses, Rest, Samples, State, Work
 from node.trainer.ranks.group import RankGroup, share_of
 from node.trainer.text.reader import BlockReader
@@ -45,6 +50,7 @@ class BuiltinTrainer:
         objective: Objective,
         positions: int | None = None,
         tell: Callable[[str], None] = lambda words: None,
+        optimizer_in_8_bits: bool = False,
     ) -> None:
         """Moves `model` to the accelerator's device. The optimizer's moments start from zero.
 
@@ -61,7 +67,9 @@ class BuiltinTrainer:
         self.is_checkpointed = False
         """Activations are computed again in the backward pass."""
         self.objective = objective
-        self.optimizer = make_optimizer(self.model, inner)
+        self.optimizer: InnerOptimizer = make_optimizer(
+            self.model, inner, in_8_bits=optimizer_in_8_bits
+        )
         self._group: RankGroup | None = None
         self._leading: Followers | None = None
 
@@ -217,14 +225,15 @@ class BuiltinTrainer:
 
     # The optimizer's state.
 
+    @property
+    def moments_bytes(self) -> int:
+        """Memory that the moments take once every tensor has moved."""
+        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        return trained * (2 if isinstance(self.optimizer, EightBitAdamW) else 8)
+
     def state(self) -> State:
         """AdamW's two moments and its counter; Muon's momentum is a first moment."""
-        kept, found = self.optimizer.state, {}
-        for name, tensor in self.model.named_parameters():
-            state = kept.get(tensor)
-            if state:
-                found[name] = {_KEYS[key]: values for key, values in state.items()}
-        return found
+        return _Kept(self.optimizer, self.tensors())
 
     def load_state(self, state: State) -> None:
         """Replaces what is kept of these tensors."""
@@ -232,6 +241,9 @@ class BuiltinTrainer:
         for name, given in state.items():
             tensor, optimizer = tensors[name], self.optimizer
             home: MutableMapping[Tensor, Any]
+            if isinstance(optimizer, EightBitAdamW):
+                optimizer.put(tensor, given)
+                continue
             if not isinstance(optimizer, MuonAndAdamW):
                 home = optimizer.state
             else:
@@ -296,6 +308,32 @@ class BuiltinTrainer:
         return written
 
 
+class _Kept(Mapping[str, Mapping[str, Tensor]]):
+    """What an optimizer keeps of each tensor that has moved, decoded once it is asked for."""
+
+    def __init__(self, optimizer: InnerOptimizer, tensors: Mapping[str, Tensor]) -> None:
+        self._optimizer, self._tensors = optimizer, tensors
+        # Of two optimizers it is put together anew each time.
+        self._state = {} if isinstance(optimizer, EightBitAdamW) else optimizer.state
+
+    def __getitem__(self, name: str) -> Mapping[str, Tensor]:
+        tensor = self._tensors[name]
+        if isinstance(self._optimizer, EightBitAdamW):
+            state = self._optimizer.kept(tensor)
+        else:
+            kept = self._state.get(tensor) or {}
+            state = {_KEYS[key]: values for key, values in kept.items()}
+        if not state:
+            raise KeyError(name)
+        return state
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if self.get(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 _KEYS = {"exp_avg": "first", "momentum_buffer": "first", "exp_avg_sq": "second", "step": "step"}
 
 
@@ -309,6 +347,7 @@ def builtin_loop(
     loss_sum: LossSum | None = None,
     objective: Objective | None = None,
     documents: DocumentRule = None,
+    optimizer_in_8_bits: bool = False,
 ) -> InnerLoop[BuiltinTrainer]:
     """An inner loop over a model, without a session.
 
@@ -334,5 +373,6 @@ def builtin_loop(
         micro_batch=micro_batch,
         objective=objective,
         tell=adjustments.append,
+        optimizer_in_8_bits=optimizer_in_8_bits,
     )
     return InnerLoop(trainer, reader, inner, device=trainer.device, adjustments=adjustments)

@@ -59,6 +59,7 @@ def builtin(start: Start) -> BuiltinTrainer:
         objective=_objective(start, network),
         positions=architectures.positions_max(network.config),
         tell=start.tell,
+        optimizer_in_8_bits=machine.optimizer_in_8_bits,
     )
     if machine.checkpoints_activations:
         trainer.checkpoint_activations()

@@ -90,7 +90,7 @@ def _tried(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> 
     """From the largest down, with the moments' room taken."""
     while True:
         try:
-            moments = [_moments_room(one) for one in _trained(trainer)]
+            moments: Tensor | None = _moments_room(trainer)
             dry(wanted)
             dry(wanted)  # With gradients there, as in every pass but a step's first.
             del moments
@@ -100,18 +100,13 @@ def _tried(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> 
                 raise
             if wanted == 1 and not trainer.checkpoint_activations():
                 raise
-        moments = []
+        moments = None
         wanted = (wanted + 1) // 2
         trainer.forget_gradients()
 
 
-def _trained(trainer: BuiltinTrainer) -> list[Tensor]:
-    """What the optimizer will keep moments of."""
-    return [one for one in trainer.model.parameters() if one.requires_grad]
-
-
-def _moments_room(parameter: Tensor) -> Tensor:
-    return torch.zeros((2, *parameter.shape), dtype=torch.float32, device=parameter.device)
+def _moments_room(trainer: BuiltinTrainer) -> Tensor:
+    return torch.zeros(trainer.moments_bytes, dtype=torch.uint8, device=trainer.device)
 
 
 def _computed(
@@ -126,11 +121,10 @@ def _computed(
     before = _reset_peak()
     dry(1)
     each = max(0, _kib("VmHWM") - before)
-    weights = sum(one.nbytes for one in _trained(trainer))
     free = ROOM_FRAC * float(psutil.virtual_memory().available) / ranks
     if room_bytes is not None:
         free = min(free, room_bytes - before)
-    free -= 2 * weights  # The moments, to come.
+    free -= trainer.moments_bytes  # To come.
     if each > free and trainer.checkpoint_activations():
         return _computed(trainer, dry, wanted, room_bytes, ranks)
     return wanted if not each else max(1, min(wanted, int(free // each)))
@@ -160,7 +154,7 @@ def _facts(trainer: BuiltinTrainer, genesis: Genesis) -> dict[str, str]:
     facts = {
         "model": blake3(model).hexdigest(16),
         "sequence_tokens": str(genesis.data.sequence_tokens),
-        "optimizer": trainer.inner.optimizer,
+        "optimizer": f"{trainer.inner.optimizer}, {trainer.moments_bytes} bytes",
         "device": trainer.device.type,
         "precision": trainer.accelerator.mixed_precision,
         "torch": str(torch.__version__),

@@ -127,7 +127,7 @@ class Session:
 
     def _shared(self, configure: messages.Configure) -> messages.Configure:
         """This rank's part of it, where there are several; at most one for each sequence."""
-        ranks = min(configure.ranks, decoded(configure)[1].batch_sequences)
+        ranks = min(configure.ranks, decoded(configure)[1].batch_range[1])
         if ranks > 1:
             configure = part_for(configure, ranks)
             self._followers = Followers(configure, self._give_up)

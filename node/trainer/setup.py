@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from node.trainer.ranks.group import RankGroup
     from node.trainer.text.corpus import Corpus
     from node.trainer.text.masking import MaskedText
-    from node.trainer.text.reader import Sequences
+    from node.trainer.text.reader import BlockReader, Sequences
     from protocol.messages import SequencePlace
 
     Data: TypeAlias = Corpus | MaskedText | OwnSamples
@@ -58,8 +58,9 @@ OWN: Final = "own"
 
 IMAGES: Final = "images"
 
-STEP_BYTES_PER_PARAMETER: Final = 12
-"""A gradient and two moments in f32, which the first local step makes."""
+GRADIENT_BYTES: Final = 4
+MOMENTS_BYTES: Final = {False: 8, True: 2}
+"""Of one parameter, in f32 and in 8 bits; the first local step makes gradients and moments."""
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -86,6 +87,7 @@ class TrainerSetup:
         others: the other ranks; None where there is one rank, whatever `configure` says.
         """
         self.startup_s: dict[str, float] = {}
+        self._in_low_bits = configure.in_low_bits
         self._others = others
         self._group: RankGroup | None = None
         genesis, inner = decoded(configure)
@@ -96,18 +98,18 @@ class TrainerSetup:
             import torch
 
             from node.trainer import capture, loop, memory_limits, model
-            from node.trainer.text import reader
         torch.set_num_threads(configure.threads)
         with self._phase("device"), _failing_device():
             accelerator = loop.make_accelerator(_device(configure, others))
             memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
+        has_room = accelerator.device.type != "cpu"
         adjustments = list(text.facts.notes) if text is not None else []
         with failing_as("model"):
             self.layout = model.layout_of(genesis)
             self.trainer = self._made(
                 Start(
                     genesis=genesis,
-                    inner=inner,
+                    inner=_tried_first(inner, genesis, has_room=has_room),
                     accelerator=accelerator,
                     machine=configure,
                     vocabulary_size=_vocabulary_size(text),
@@ -120,12 +122,8 @@ class TrainerSetup:
         self.corpus: Data = text or self._own_samples(genesis)
         self.loop: InnerLoop[Trainer] = loop.InnerLoop(
             self.trainer,
-            reader.BlockReader(
-                self.corpus,
-                block_sequences=genesis.data.block_sequences,
-                sample_tokens=genesis.data.sequence_tokens,
-            ),
-            inner,
+            self._reader(genesis),
+            inner.with_batch(self._batch(inner, has_room=has_room)),
             device=accelerator.device,
             adjustments=adjustments,
         )
@@ -135,10 +133,11 @@ class TrainerSetup:
         self.copies: Copies = capture.copies_for(accelerator.device)
         self.loop.before_moving = self.copies.fence
         self._meet()
+        step_bytes = GRADIENT_BYTES + MOMENTS_BYTES[configure.optimizer_in_8_bits]
         memory_limits.limit_host_memory(
             configure.ram_bytes_max,
             ceiling=configure.ram_ceiling_bytes,
-            step_bytes=STEP_BYTES_PER_PARAMETER * self.layout.parameters,
+            step_bytes=step_bytes * self.layout.parameters,
         )
 
     def _opened(self, configure: messages.Configure, genesis: Genesis) -> Data:
@@ -170,6 +169,15 @@ class TrainerSetup:
                 )
             return OwnSamples(genesis.data, OwnData(*trainer.data()), seed=genesis.seed)
 
+    def _reader(self, genesis: Genesis) -> BlockReader:
+        from node.trainer.text.reader import BlockReader
+
+        return BlockReader(
+            self.corpus,
+            block_sequences=genesis.data.block_sequences,
+            sample_tokens=genesis.data.sequence_tokens,
+        )
+
     def _meet(self) -> None:
         """Returns when all ranks have their model."""
         if self._others is None:
@@ -180,6 +188,15 @@ class TrainerSetup:
             if not isinstance(trainer, Ranked):
                 raise InternalError("this training code does not train with other ranks")
             trainer.join(self._group, self._followers)
+
+    def _batch(self, inner: InnerSpec, *, has_room: bool) -> int:
+        """What a local step takes where the batch has a range: on an accelerator all that goes
+        through its ranks at once, elsewhere the fewest, and at least one sequence for each rank."""
+        ranks = self._others.ranks if self._others is not None else 1
+        trainer: object = self.trainer
+        if has_room and isinstance(trainer, Fits):
+            return ranks * trainer.micro_batch
+        return max(ranks, inner.batch_sequences)
 
     @property
     def micro_batch(self) -> int:
@@ -242,6 +259,8 @@ class TrainerSetup:
             ranks=self._others.ranks if self._others is not None else 1,
             is_compiled=isinstance(self.trainer, Fits) and self.trainer.is_compiled,
             adjustments=self.loop.take_adjustments(),
+            batch_sequences=self.loop.inner.batch_sequences,
+            in_low_bits=self._in_low_bits,
         )
 
     def _devices(self) -> str:
@@ -346,6 +365,12 @@ def _images(data: Data | None) -> ImageSet | None:
     from node.trainer.images.image_set import ImageSet
 
     return data if isinstance(data, ImageSet) else None
+
+
+def _tried_first(inner: InnerSpec, genesis: Genesis, *, has_room: bool) -> InnerSpec:
+    """How the trainer is made: with the largest batch where it is found out what fits."""
+    fewest, most = inner.batch_range
+    return inner.with_batch(most if has_room and genesis.trainer is None else fewest)
 
 
 def decoded(configure: messages.Configure) -> tuple[Genesis, InnerSpec]:

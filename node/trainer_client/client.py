@@ -175,7 +175,10 @@ class TrainerPort:
         for words in event.adjustments:
             self.notice(words)
         return jobs.TrainerReady(
-            event.device, event.micro_batch, has_other_text=not event.corpus_matches
+            event.device,
+            event.micro_batch,
+            has_other_text=not event.corpus_matches,
+            batch_sequences=event.batch_sequences,
         )
 
     async def deliver(self, job: jobs.Deliver) -> JobResult:
@@ -558,7 +561,7 @@ class TrainerPort:
             self.tape.began(
                 genesis=told.genesis,
                 charter=charter,
-                inner=inner,
+                inner=inner.with_batch(ready.batch_sequences),
                 micro_batch=ready.micro_batch,
                 seed_salt=told.seed_salt,
                 replay_class=replay_class(how, told.threads, ready.corpus_digest),

@@ -1,7 +1,8 @@
 """A learner's fragments in host memory: global values, anchors, error feedback, what is offered.
 
 Pure arithmetic on NumPy arrays; no IO and no threads of its own. Arrays are never changed in place
-once they are held, so a transfer or an evaluation may keep one while newer versions come.
+once they are held, so a transfer or an evaluation may keep one while newer versions come, and one
+that is held may lie in a file.
 
 With `overwrite` the inner loop restarts from the global value, and the quantisation error of a
 merged push is fed back into the next one. With `rebase` the local displacement lives on: the local
@@ -18,6 +19,7 @@ quantisation lost is fed back with the share 1 - alpha that the blend took away.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,13 +91,24 @@ class Standing:
     """Merged pushes that the inner loop does not have back yet, by sequence."""
 
 
+Keep = Callable[[F32], F32]
+"""Gives an array the place where it stays, with the same values."""
+
+
+def in_memory(values: F32) -> F32:
+    """Where it is already."""
+    return values
+
+
 class FragmentBank:
     """All fragments of one learner."""
 
-    def __init__(self, layout: Layout, blob_store: BlobStore) -> None:
+    def __init__(self, layout: Layout, blob_store: BlobStore, keep: Keep = in_memory) -> None:
+        """keep: for arrays that stay, which may lie in files; they are not changed any more."""
         count = len(layout.fragments)
         self.layout = layout
         self.blob_store = blob_store
+        self._keep = keep
         self.charter: Charter | None = None
         self._held: list[Held | None] = [None] * count
         self._offers: list[Offer | None] = [None] * count
@@ -199,7 +212,11 @@ class FragmentBank:
             payload = encode(rounds.up_codec, base.theta - local)
             decoded = decode(rounds.up_codec, payload, local.size)
         name = digest(payload)
-        self._pending[fragment, sequence] = PendingPush(name, decoded, residual)
+        self._pending[fragment, sequence] = PendingPush(
+            name,
+            None if decoded is None else self._keep(decoded),
+            None if residual is None else self._keep(residual),
+        )
         self.blob_store.put(name, payload)
         return EncodedPush(base.version, name, len(payload))
 
@@ -242,8 +259,9 @@ class FragmentBank:
 
     def take_up(self, fragment: int, standing: Standing) -> None:
         """The inner loop has a local value that stands on this."""
-        self._base[fragment] = standing.base
-        self._residual[fragment] = standing.residual
+        base, residual = standing.base, standing.residual
+        self._base[fragment] = self._kept(base)
+        self._residual[fragment] = None if residual is None else self._keep(residual)
         for sequence, decoded in standing.merged.items():
             self._pending[fragment, sequence] = PendingPush(b"", decoded, None, is_merged=True)
 
@@ -262,13 +280,16 @@ class FragmentBank:
         self._frozen.pop(index, None)
 
     def _hold(self, fragment: int, held: Held, manifests: StateManifests) -> None:
-        former = self._offers[fragment]
+        former, held = self._offers[fragment], self._kept(held)
         self._held[fragment] = held
         self._offers[fragment] = self.blob_store.put_group(
             manifests.blobs(held.theta, held.momentum)
         )
         if former is not None:
             self.blob_store.retire(former)
+
+    def _kept(self, held: Held) -> Held:
+        return replace(held, theta=self._keep(held.theta), momentum=self._keep(held.momentum))
 
     def _offer_payload(self, fragment: int, name: Digest, payload: bytes | memoryview) -> None:
         ring = self._ring[fragment]

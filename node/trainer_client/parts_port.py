@@ -203,7 +203,7 @@ class PartsPort:
         loop, trouble = meta.loop, ""
         if self.feed is not None:
             loop = msgspec.structs.replace(loop, ranges=())
-        if not meta.state.inner.trains_as(inner):
+        if not _of_any_batch(meta.state.inner).trains_as(_of_any_batch(inner)):
             trouble = "the project's training settings have changed"
         elif arrays["trainer"].size != self._numel():
             trouble = "it belongs to a model of another size"
@@ -227,12 +227,11 @@ class PartsPort:
         unread = sum(
             (stop - start) * self.block_sequences - skip for start, stop, skip in meta.loop.ranges
         )
-        return jobs.TrainerReady(
-            ready.device,
-            ready.micro_batch,
+        return replace(
+            ready,
             unread=unread,
             local_step=meta.loop.local_step,
-            has_other_text=ready.has_other_text,
+            tokens=meta.loop.tokens_total,
         )
 
     def base(self, job: jobs.FetchState) -> tuple[F32, F32] | None:
@@ -241,3 +240,8 @@ class PartsPort:
         if found is None or (found[0].version, found[0].state) != (job.version, job.state):
             return None
         return found[1], found[2]
+
+
+def _of_any_batch(inner: InnerSpec) -> InnerSpec:
+    """The same but for the batch, which the owner of a machine may change between two starts."""
+    return msgspec.structs.replace(inner, batch_sequences=1, batch_sequences_max=0)

@@ -139,9 +139,9 @@ def snapshot(fragment: int) -> Callable[[int], tape.Frame]:
 
 
 def how_trained(ready: Ready) -> str:
-    """The device, as far as it decides about the bits: several ranks add up in another order, and
-    a compiler chooses its own."""
-    how = "compiled, " if ready.is_compiled else ""
+    """The device, as far as it decides about the bits: several ranks add up in another order, a
+    compiler chooses its own, and what is held in fewer bits is rounded."""
+    how = "".join(f"{one}, " for one in (*("compiled",) * ready.is_compiled, *ready.in_low_bits))
     return how + (ready.device if ready.ranks == 1 else f"{ready.ranks} ranks on {ready.device}")
 
 

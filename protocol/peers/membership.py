@@ -175,6 +175,13 @@ class Session:
             weight = RATE_FACTOR if self.merged_rate_per_s else 1.0
             self.merged_rate_per_s += weight * (steps / took_s - self.merged_rate_per_s)
 
+    def tokens_per_step(self, fewest: int, most: int) -> float:
+        """What a local step of it reads, as it says, within these bounds."""
+        beat = self.beat
+        if beat is None or not beat.local_step:
+            return fewest
+        return min(max(beat.tokens / beat.local_step, fewest), most)
+
     def proven_steps_per_s(self, now_s: float) -> float:
         """The rate that merged work proves, and no more than what is seen; 0 before any merge.
 

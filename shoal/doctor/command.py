@@ -147,7 +147,9 @@ def _training(
     genesis, charter = named.genesis, named.charter
     if genesis is not None and genesis.trainer is not None and wishes.trainer is None:
         yield diagnosis.training_code(genesis.trainer, probes.lacking(genesis.trainer))
-    needs = requirements.needs_of(genesis, charter) if genesis and charter else None
+    needs = (
+        requirements.needs_of(genesis, charter, settings.learner) if genesis and charter else None
+    )
     is_hopeless = needs is not None and needs.training_bytes > probes.most_memory(available)
     trial = None
     if not is_quick and not is_hopeless:

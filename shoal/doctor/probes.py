@@ -244,6 +244,7 @@ def wish_for(
         inner=inner,
         adapter=adapter and msgspec.structs.replace(adapter, frozen=(), pieces=()),
         base_in_4_bits=settings.learner.base_in_4_bits,
+        optimizer_in_8_bits=settings.learner.optimizer_in_8_bits,
         masked=genesis.masked if genesis is not None else None,
         images=genesis.images if genesis is not None else None,
         documents=genesis.documents if genesis is not None else None,

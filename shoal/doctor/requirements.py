@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from host.files.local_settings import LimitSettings
+from host.files.local_settings import LearnerSettings, LimitSettings
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis
@@ -21,9 +21,14 @@ CYCLE_S_MAX: Final = 86_400.0
 
 TRAINING_BYTES: Final = 16
 """Per parameter, at least: weights, gradients and two moments, all f32."""
+EIGHT_BITS_SAVE: Final = 6
+"""Of these, where moments take two bytes in place of eight."""
 
 DAEMON_BYTES: Final = 12
 """Per parameter: value and momentum of every fragment, and the copy that is being evaluated."""
+
+ON_DISK_BYTES: Final = 7
+"""The same where value and momentum lie in files: that copy stays, and payloads."""
 
 FLOPS_PER_TOKEN: Final = 6
 """Per parameter, forwards and backwards. Source: Kaplan et al., arXiv 2001.08361, section 2.1."""
@@ -48,11 +53,21 @@ class Needs(Struct, kw_only=True, frozen=True):
     frozen_bytes: int = 0
     """Of a frozen base model beside an adapter, as it is held."""
     frozen_parameters: int = 0
+    optimizer_in_8_bits: bool = False
+    """As the owner of this machine wants."""
+    weights_on_disk: bool = False
+    """The daemon's, as he wants."""
 
     @property
     def training_bytes(self) -> int:
         """In the trainer, at least."""
-        return TRAINING_BYTES * self.parameters + self.frozen_bytes
+        each = TRAINING_BYTES - (EIGHT_BITS_SAVE if self.optimizer_in_8_bits else 0)
+        return each * self.parameters + self.frozen_bytes
+
+    @property
+    def daemon_bytes(self) -> int:
+        """Beside the trainer."""
+        return (ON_DISK_BYTES if self.weights_on_disk else DAEMON_BYTES) * self.parameters
 
     @property
     def flops_per_token(self) -> int:
@@ -67,8 +82,9 @@ class Needs(Struct, kw_only=True, frozen=True):
         return f"{self.parameters:,} parameters beside {self.frozen_parameters:,} frozen ones"
 
 
-def needs_of(genesis: Genesis, charter: Charter) -> Needs:
-    """What a learner of this project has to carry."""
+def needs_of(genesis: Genesis, charter: Charter, owner: LearnerSettings | None = None) -> Needs:
+    """What a learner of this project has to carry, on a machine whose owner wants it so."""
+    owner = owner or LearnerSettings()
     from protocol.fragments import build_layout
     from protocol.numerics.payload_sizes import payload_bytes
 
@@ -84,6 +100,8 @@ def needs_of(genesis: Genesis, charter: Charter) -> Needs:
         fragment_bytes_max=max(payload_bytes(rounds.up_codec, numel) for numel in numels),
         pull_timeout_s=float(rounds.pull_timeout_s),
         token_budget=charter.limits.tokens,
+        optimizer_in_8_bits=owner.optimizer_in_8_bits,
+        weights_on_disk=owner.weights_on_disk,
         frozen_bytes=adapter.held_bytes if adapter is not None else 0,
         frozen_parameters=sum(one.numel for one in adapter.frozen) if adapter is not None else 0,
     )
@@ -109,7 +127,7 @@ def against(
 def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Finding:
     """Whether the project's model fits, on the device and beside the daemon."""
     is_on_cpu = trial is None or trial.device in ("", "cpu")
-    beside = DAEMON_BYTES * needs.parameters
+    beside = needs.daemon_bytes
     least = needs.training_bytes
     taken = trial.memory_bytes if trial is not None and trial.memory_bytes else least
     device_room = available_bytes if is_on_cpu else (trial.device_bytes if trial else 0)
@@ -128,13 +146,24 @@ def fit(trial: TrialAnswer | None, needs: Needs, available_bytes: int) -> Findin
         return seen.trouble(
             f"{needs.size} do not fit: they take {amount(wanted)} of "
             f"{where}, and {amount(device_room)} is there",
-            "Free memory, or take part in a project with a smaller model.",
+            _smaller(needs),
         )
     measured = "measured" if trial is not None and trial.memory_bytes else "at least"
     return seen.good(
         f"{needs.size} take {amount(wanted)} of {where} ({measured}), "
         f"{amount(device_room)} is there"
     )
+
+
+def _smaller(needs: Needs) -> str:
+    """What the owner of the machine can do about too little memory."""
+    keys = {
+        "learner.weights_on_disk": needs.weights_on_disk,
+        "learner.optimizer_in_8_bits": needs.optimizer_in_8_bits,
+    }
+    left = [f"`shoal config set {key} true`" for key, is_set in keys.items() if not is_set]
+    tries = f"try {' and '.join(left)}, " if left else ""
+    return f"Free memory, {tries}or take part in a project with a smaller model."
 
 
 def pace(trial: TrialAnswer | None, needs: Needs) -> Finding:

@@ -64,7 +64,7 @@ def judge_of(
 
 def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Finding]:
     """What is found of fit, pace and bandwidth. Takes a trial's time where one is needed."""
-    needs = requirements.needs_of(genesis, charter)
+    needs = requirements.needs_of(genesis, charter, settings.learner)
     available, _, _ = probes.memory(settings.limits.ram_bytes_max)
     trial = None
     # What somebody's own code takes is not known before it trains.

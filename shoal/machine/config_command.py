@@ -30,6 +30,7 @@ EXAMPLES: Final = {
     "learner.ranks": "2",
     "learner.threads": "4",
     "learner.micro_batch": "8",
+    "learner.batch_sequences": "32",
     "when.devices": '{ cpu = "never", "cuda:0" = "idle" }',
     "when.hours": '["mon-fri 22:00-07:00", "sat,sun 00:00-24:00"]',
     "when.temperature_c_max": "80",

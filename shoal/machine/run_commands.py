@@ -12,6 +12,7 @@ from cyclopts import Parameter, validators
 from host.control import client
 from host.files import memberships
 from host.files.home import DEFAULT_INSTANCE, Home, checked_instance
+from host.files.local_settings import OwnerSettings
 from host.join_link import parse_link
 from host.options import DONATE_MBPS, LEARNER_TAPE_MIB_MAX, MonitorAt, TapeOptions, bulk_at
 from protocol import limits
@@ -54,6 +55,13 @@ class TrainerFlags:
     micro_batch: Annotated[
         int | None,
         choices.option("Sequences at once on the device; measured by default.", choices.AtLeastOne),
+    ] = None
+    batch_sequences: Annotated[
+        int | None,
+        choices.option(
+            "Sequences in a local step, where the project lets learners choose.",
+            choices.AtLeastOne,
+        ),
     ] = None
     evaluate: Annotated[
         bool | None, choices.option("Measure loss for the swarm when asked (--no-evaluate: never).")
@@ -221,12 +229,13 @@ def _join(
         name=_name(learner.name, home, instance),
         threads=learner.threads,
         micro_batch=learner.micro_batch,
+        batch_sequences=learner.batch_sequences,
         device=learner.device,
         ranks=ranks_wanted(learner.device, learner.ranks),
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
         bulk=bulk_at(learner.bulk_port),
-        settings=lambda: settings_file.load(flags=flags).values,
+        settings=OwnerSettings(lambda: settings_file.load(flags=flags).values),
         judge=None if anyway else judge_of(home, parsed.project, settings, wishes.get("data")),
         on_accepted=lambda: _remember(home, memberships.now_joined(link, instance, given)),
         **wishes,

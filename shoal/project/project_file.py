@@ -123,7 +123,7 @@ def parse(text: str, path: Path) -> ProjectFile:
                 tables["training"],
                 specs.InnerSpec,
                 place.below("training"),
-                optional=("schedule", "decay_frac", "z_loss"),
+                optional=("schedule", "decay_frac", "z_loss", "batch_sequences_max"),
             )
         ),
         outer=specs.OuterSpec(

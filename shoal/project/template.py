@@ -182,6 +182,11 @@ SECTIONS = (
                 "weight of a term that keeps logits small, for long runs of large models: 0.0001; "
                 "0: none",
             ),
+            Line(
+                "batch_sequences_max",
+                0,
+                "if more than batch_sequences: so many on learners that are strong enough",
+            ),
         ),
     ),
     Section(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
@@ -80,6 +81,9 @@ class Cluster:
 
 AS_USUAL = Cluster()
 
+TUNING_SEED = 1001
+"""Trials have seeds from here on, results do not."""
+
 
 def run(
     algorithms: Annotated[
@@ -100,6 +104,16 @@ def run(
             negative="",
         ),
     ] = (),
+    tune: Annotated[
+        int,
+        choices.option(
+            "Trials to tune each algorithm by, on seeds that are not among the results; 0: none.",
+            choices.NotNegative,
+        ),
+    ] = 0,
+    tune_seeds: Annotated[
+        int, choices.option("Seeds that a trial is the mean of.", choices.AtLeastOne)
+    ] = 1,
     results: Annotated[
         Path, choices.option("Folder of finished runs; those in it are not done again.")
     ] = Path("comparison"),
@@ -116,13 +130,13 @@ def run(
     console = Console()
     file = trial_project.read(project, set)
     settings = [cluster.setting(one) for one in range(seed, seed + seeds)]
+    found: dict[str, dict[str, float]] = {}
+    if tune:
+        tuning = Tuning(tune, [cluster.setting(TUNING_SEED + one) for one in range(tune_seeds)])
+        found = {one.name: _tune(one, tuning, file, home, folder, console) for one in wanted}
+        wanted = [one.tuned(found[one.name]) for one in wanted]
     plan = list(_plan(wanted, settings, file, home))
-    missing = [one for one in plan if one.key not in folder.runs]
-    if len(missing) < len(plan):
-        console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are in {results}")
-    with run_progress.bars(console, len(missing)) as watch:
-        for one in missing:
-            _do(one, folder, home, watch(f"{one.algorithm.name}, seed {one.setting.seed}"))
+    _do_missing(plan, folder, home, console, found)
     rows = rows_of(folder.runs[one.key] for one in plan)
     lines = summaries(rows)
     _show(console, lines)
@@ -153,7 +167,74 @@ def _plan(
             yield _Planned(algorithm, setting, genesis, charter, key)
 
 
-def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]) -> None:
+def _do_missing(
+    plan: Sequence[_Planned],
+    folder: Folder,
+    home: Home,
+    console: Console,
+    tuned: Mapping[str, Mapping[str, float]],
+) -> None:
+    """tuned: settings by algorithm."""
+    missing = [one for one in plan if one.key not in folder.runs]
+    if len(missing) < len(plan):
+        done = len(plan) - len(missing)
+        console.print(f"{done} of {len(plan)} runs are in {folder.file.parent}")
+    with run_progress.bars(console, len(missing)) as watch:
+        for one in missing:
+            name = one.algorithm.name
+            _do(one, folder, home, watch(f"{name}, seed {one.setting.seed}"), tuned.get(name, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How much every algorithm may try, and on what."""
+
+    trials: int
+    settings: Sequence[Setting]
+    """One for each seed that a trial is the mean of."""
+
+
+def _tune(
+    algorithm: Algorithm,
+    tuning: Tuning,
+    file: ProjectFile,
+    home: Home,
+    folder: Folder,
+    console: Console,
+) -> dict[str, float]:
+    """The best settings of so many trials; those in the folder are not done again."""
+    from simulator.compare.tuning import Search, summary
+
+    search = Search(algorithm.ranges, tuning.trials)
+    with run_progress.bars(console, tuning.trials * len(tuning.settings)) as watch:
+        for point in search:
+            settings = search.settings(point)
+            losses = []
+            for one in _plan([algorithm.tuned(settings)], tuning.settings, file, home):
+                tell = watch(f"{algorithm.name}: {summary(settings)}")
+                if one.key not in folder.runs:
+                    _do(one, folder, home, tell, settings, is_trial=True)
+                losses.append(folder.runs[one.key].eval_loss)
+            search.tell(point, fmean(losses))
+    best = search.settings(search.best)
+    console.print(
+        f"{algorithm.name}: {summary(best)} is the best of {len(search.losses)} trials"
+        f" ({search.losses[search.best]:.4f})"
+    )
+    for key in search.at_edge:
+        console.print(f"  {key} is at the end of what was tried: give it more trials")
+    return best
+
+
+def _do(
+    one: _Planned,
+    folder: Folder,
+    home: Home,
+    tell: Callable[[float], None],
+    settings: Mapping[str, float],
+    *,
+    is_trial: bool = False,
+) -> None:
     from simulator.compare.bench import open_bench
 
     started = time.monotonic()
@@ -161,7 +242,16 @@ def _do(one: _Planned, folder: Folder, home: Home, tell: Callable[[float], None]
         one.algorithm.genesis(one.genesis), one.algorithm.charter(one.charter), home.data_cache()
     )
     outcome = one.algorithm.run(bench, one.setting, tell)
-    folder.add(one.algorithm, one.setting, one.key, outcome, time.monotonic() - started)
+    took_s = time.monotonic() - started
+    folder.add(
+        one.algorithm,
+        one.setting,
+        one.key,
+        outcome,
+        took_s,
+        settings=settings,
+        is_trial=is_trial,
+    )
 
 
 # ------------------------------------------------------------------------------------ what is seen
@@ -173,6 +263,9 @@ def _show(console: Console, lines: Sequence[Summary]) -> None:
     table.add_column("algorithm", no_wrap=True)
     for name in ("seeds", "held-out loss", "to dp", "tokens", "sent", "virtual time", "goodput"):
         table.add_column(name, justify="right")
+    is_tuned = any(line.tuned for line in lines)
+    if is_tuned:
+        table.add_column("tuned")
     for line in lines:
         spread = f" ± {line.eval_loss_spread:.3f}" if line.seeds > 1 else ""
         table.add_row(
@@ -184,6 +277,7 @@ def _show(console: Console, lines: Sequence[Summary]) -> None:
             f"{line.bytes / 1e6:,.1f} MB",
             f"{line.virtual_wall_s:,.0f} s",
             f"{100 * line.goodput:.1f} %",
+            *([line.tuned] if is_tuned else []),
         )
     console.print(table)
 

@@ -104,7 +104,8 @@ class Mixed(Decoupled):
     def __init__(self, bench: Bench, setting: Setting, mixture: Mixture) -> None:
         self._mixture = mixture
         super().__init__(bench, setting, fails=False)
-        self.allowance = Allowance(*[SLACK * setting.learners * setting.steps] * 2)
+        batch = bench.charter.inner.batch_sequences
+        self.allowance = Allowance(*[SLACK * setting.learners * setting.steps * batch] * 2)
 
     def learner(self, project: TinyProject, number: int) -> RealLearner:
         """The learner of that number."""

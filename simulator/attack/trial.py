@@ -72,7 +72,8 @@ class Attacked(Decoupled):
         super().__init__(
             bench, dataclasses.replace(setting, learners=keys), fails=False, rules=rules
         )
-        self.allowance = Allowance(*[SLACK * keys * setting.steps] * 2)
+        batch = bench.charter.inner.batch_sequences
+        self.allowance = Allowance(*[SLACK * keys * setting.steps * batch] * 2)
 
     def learner(self, project: TinyProject, number: int) -> RealLearner:
         """The learner of that number: a liar's key if it is one of the last."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 
 from protocol.errors import UserError
-from protocol.project import Charter, Genesis, MergeRule
+from protocol.project import Charter, FragmentStrategy, Genesis, MergeRule
 from simulator.compare.bench import Bench
 from simulator.compare.data_parallel import DataParallel
 from simulator.compare.decoupled import Decoupled
 from simulator.compare.lockstep import Lockstep, LockstepSpec
 from simulator.compare.outcome import Outcome, Tell
 from simulator.compare.setting import Setting
+from simulator.compare.tuning import Range
 
 Value = int | float | str
 BASELINE = "dp"
@@ -34,8 +35,42 @@ class Algorithm:
     rounds: Mapping[str, Value] = field(default_factory=dict)
     lockstep: LockstepSpec | None = None
     fragments: int | None = None
+    batches: tuple[int, ...] = ()
+    """Sequences in a local step of each learner; empty for what the project says."""
     rule: MergeRule | None = None
     """For every tensor, instead of what the project says."""
+    strategy: FragmentStrategy | None = None
+    link_mbps: float | None = None
+    """Of every link, instead of what the comparison says."""
+    tunes: tuple[Range, ...] = ()
+    """What is tuned where tuning is wanted; empty for what its kind has."""
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """What a tuning looks for the best value of."""
+        if self.tunes:
+            return self.tunes
+        if self.kind == "decoupled":
+            return (*INNER_RANGES, *OUTER_RANGES)
+        return (*INNER_RANGES, *LOCKSTEP_RANGES) if self.kind == "lockstep" else INNER_RANGES
+
+    def tuned(self, settings: Mapping[str, float]) -> Algorithm:
+        """The same with these values, by keys of `ranges`."""
+        found: dict[str, dict[str, Any]] = {"inner": {}, "outer": {}, "lockstep": {}}
+        for key, value in settings.items():
+            part, _, name = key.partition(".")
+            found[part][name] = value
+        lockstep = self.lockstep
+        return replace(
+            self,
+            inner={**self.inner, **found["inner"]},
+            outer={**self.outer, **found["outer"]},
+            lockstep=replace(lockstep, **found["lockstep"]) if lockstep else None,
+        )
+
+    def setting(self, setting: Setting) -> Setting:
+        """The common ground with this algorithm's link."""
+        return replace(setting, link_mbps=self.link_mbps) if self.link_mbps else setting
 
     def charter(self, charter: Charter) -> Charter:
         """The project's rules with this algorithm's changes."""
@@ -51,6 +86,8 @@ class Algorithm:
         changes: dict[str, object] = {}
         if self.fragments is not None:
             changes["fragments"] = self.fragments
+        if self.strategy is not None:
+            changes["strategy"] = self.strategy
         if self.rule is not None:
             rule = self.rule
             tensors = tuple(msgspec.structs.replace(t, rule=rule) for t in genesis.model.tensors)
@@ -59,14 +96,32 @@ class Algorithm:
 
     def run(self, bench: Bench, setting: Setting, tell: Tell) -> Outcome:
         """Train. The bench must be of this algorithm's genesis and charter."""
+        setting = self.setting(setting)
         if self.kind == "decoupled":
-            return Decoupled(bench, setting, fails=self.fails).run(tell)
+            return Decoupled(bench, setting, fails=self.fails, batches=self.batches).run(tell)
         if self.kind == "lockstep":
             assert self.lockstep is not None
             return Lockstep(bench, setting, self.lockstep).run(tell)
         elastic = self.kind == "elastic"
         return DataParallel(bench, setting, fails=self.fails, is_elastic=elastic).run(tell)
 
+
+INNER_RANGES = (
+    Range("inner.learning_rate", 0.002, 0.02),
+    Range("inner.beta1", 0.05, 0.4, is_rest=True),
+    Range("inner.beta2", 0.003, 0.1, is_rest=True),
+)
+OUTER_RANGES = (
+    Range("outer.learning_rate", 0.3, 1.2),
+    Range("outer.momentum", 0.1, 1.0, is_rest=True),
+)
+LOCKSTEP_RANGES = (
+    Range("lockstep.learning_rate", 0.3, 1.2),
+    Range("lockstep.momentum", 0.1, 1.0, is_rest=True),
+)
+
+_FREE_LINK_MBPS = 1e9
+"""What is sent is there at once, so a codec costs no delay."""
 
 _LARGE_BATCH = {"learning_rate": 0.004}
 """What suits the joint batch of data parallelism best (docs/comparison.md)."""
@@ -152,6 +207,43 @@ ALGORITHMS: dict[str, Algorithm] = {
             rounds={"apply": "blend"},
             rule="mean",
             outer=_PLAIN,
+        ),
+        _decoupled(
+            "-paper",
+            "as published: H = P = 24, embeddings by mean, all else RDA, Nesterov 0.7 and 0.9, any"
+            " learner with a local step is asked, bf16",
+            fragments=24,
+            strategy="rows",
+            outer={"learning_rate": 0.7, "momentum": 0.9, "clip_to_median": 1e6},
+            rounds={
+                "local_steps": 24,
+                "eligible": "step",
+                "pace_share": 0.0,
+                "up_codec": "bf16",
+                "down_codec": "bf16",
+            },
+        ),
+        _decoupled(
+            "-h24",
+            "merges after 24 local steps",
+            rounds={"local_steps": 24},
+        ),
+        _decoupled(
+            "-free-link",
+            "what is sent is there at once",
+            link_mbps=_FREE_LINK_MBPS,
+        ),
+        _decoupled(
+            "-bf16-free-link",
+            "bf16 both ways, there at once",
+            link_mbps=_FREE_LINK_MBPS,
+            rounds={"up_codec": "bf16", "down_codec": "bf16"},
+        ),
+        _decoupled(
+            "-uneven",
+            "one learner takes eight times as much per local step as each of the others",
+            inner={"batch_sequences": 3, "batch_sequences_max": 24},
+            batches=(3, 3, 3, 24),
         ),
         _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
         _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),

@@ -6,10 +6,10 @@ and returns are virtual; local steps, payloads, merges and records are what real
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from typing import cast
 
 import msgspec
@@ -52,9 +52,9 @@ PATIENCE_FACTOR = 50.0
 
 @dataclass(slots=True)
 class Allowance:
-    """Local steps that all learners together may still begin: the equal budget."""
+    """Sequences that all learners together may still read: the equal budget."""
 
-    steps: int
+    sequences: int
     left: int
     first_s: float = -1.0
     """When the first of them began."""
@@ -127,6 +127,7 @@ class RealTrainer(TinyTrainer):
             host.text or bench.corpus, block_sequences=former.block_sequences
         )
         self.loop = bench.loop(self.reader, loss_sum=host.loss_sum)
+        self.loop.inner = self.loop.inner.with_batch(former.sequences_per_step)
         self.weights = _Weights(self.loop, bench)
         super().__init__(
             sizes=former.sizes,
@@ -141,13 +142,14 @@ class RealTrainer(TinyTrainer):
         self.theta = cast("list[F32 | None]", self.weights)
 
     def can_step(self) -> bool:
-        return self.swarm.allowance.left > 0 and super().can_step()
+        left = self.swarm.allowance.left
+        return left >= self.sequences_per_step and super().can_step()
 
     def begin_step(self, now_s: float) -> float:
         allowance = self.swarm.allowance
-        if allowance.left == allowance.steps and allowance.first_s < 0:
+        if allowance.left == allowance.sequences and allowance.first_s < 0:
             self.swarm.begun(now_s)
-        allowance.left -= 1
+        allowance.left -= self.sequences_per_step
         return super().begin_step(now_s)
 
     def end_step(self, seconds: float) -> float:
@@ -281,15 +283,16 @@ class RealLearner(SimLearner):
         super().act(action)
 
     def crash(self) -> None:
-        is_lost = self.is_stepping
+        lost_sequences = 0
         if self.is_up and self.trainer is not None:
+            lost_sequences = self.trainer.sequences_per_step if self.is_stepping else 0
             step = self.trainer.local_step
             lost = sum(step - handed for handed in self._handed_in) / len(self._handed_in)
             self.kept_s -= lost * self.step_s
             self._handed_in = [0] * len(self._handed_in)
         super().crash()
-        if is_lost:
-            self.swarm.allowance.left += 1
+        if lost_sequences:
+            self.swarm.allowance.left += lost_sequences
             self.swarm.resume_others()
 
 
@@ -309,12 +312,21 @@ class Decoupled:
     """One run: a syncer, learners, and interruptions of learners if it `fails`."""
 
     def __init__(
-        self, bench: Bench, setting: Setting, *, fails: bool, rules: MergeRules = RULES
+        self,
+        bench: Bench,
+        setting: Setting,
+        *,
+        fails: bool,
+        batches: Sequence[int] = (),
+        rules: MergeRules = RULES,
     ) -> None:
+        """batches: sequences in a local step of each learner, over and over; empty for as many as
+        the setting's steps were counted in."""
         self.bench, self.setting = bench, setting
         self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
-        self.allowance = Allowance(*[setting.learners * setting.steps] * 2)
+        budget = bench.charter.limits.tokens // bench.genesis.data.sequence_tokens
+        self.allowance = Allowance(budget, budget)
         signer = SimSigner("syncer")
         project = _project(bench, signer)
         self.ledger = Ledger(project.charter)
@@ -330,6 +342,9 @@ class Decoupled:
             rules=rules,
         )
         self.learners = [self.learner(project, at) for at in range(setting.learners)]
+        for learner, batch in zip(self.learners, cycle(batches), strict=False):
+            learner.batch_sequences = batch
+        self.smallest = min(batches, default=bench.charter.inner.batch_sequences)
         by_key.update((learner.key, learner) for learner in self.learners)
         self.syncer.boot()
         for learner in self.learners:
@@ -349,16 +364,17 @@ class Decoupled:
         world, allowance = self.world, self.allowance
 
         def is_over() -> bool:
-            tell(1.0 - allowance.left / allowance.steps)
+            tell(1.0 - allowance.left / allowance.sequences)
             if self.syncer.syncer.state.is_ending:
                 return True  # Its tokens are merged, which where some do not count is guesswork.
-            return not allowance.left and not any(one.is_stepping for one in self.learners)
+            is_spent = allowance.left < self.smallest
+            return is_spent and not any(one.is_stepping for one in self.learners)
 
         world.run(self.limit_s, stop=is_over)
         if not is_over():
             raise InternalError(
-                f"after {world.now_s:.0f} virtual seconds {allowance.left} of {allowance.steps}"
-                " local steps are not taken yet: the swarm is stuck"
+                f"after {world.now_s:.0f} virtual seconds {allowance.left} of"
+                f" {allowance.sequences} sequences are not read yet: the swarm is stuck"
             )
         trained_s = world.now_s
         world.run(trained_s + SETTLE_S)

@@ -6,8 +6,9 @@ gone on with, and never mixes two comparisons.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,8 +22,12 @@ from protocol.project import Charter, Genesis
 from simulator.compare.algorithms import BASELINE, Algorithm
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting
+from simulator.compare.tuning import summary
 
 RUNS_FILE = "runs.jsonl"
+
+LOSS_MAX = 1e4
+"""Nats per token: what a run that diverged has."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -38,6 +43,10 @@ class Run(Struct, frozen=True, kw_only=True):
     goodput: float
     seconds: float
     """What it took here."""
+    settings: dict[str, float] = {}
+    """Those that tuning found, by key."""
+    is_trial: bool = False
+    """Whether it was run to find them."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -52,6 +61,8 @@ class Row(Struct, frozen=True, kw_only=True):
     bytes: int
     virtual_wall_s: float
     goodput: float
+    tuned: str = ""
+    """The settings that tuning found, in words."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -68,11 +79,14 @@ class Summary(Struct, frozen=True, kw_only=True):
     bytes: int
     virtual_wall_s: float
     goodput: float
+    tuned: str = ""
+    """The settings that tuning found, in words."""
 
 
 def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, setting: Setting) -> str:
     """Changes with whatever decides the outcome of a run, the code itself excepted."""
     genesis, charter = algorithm.genesis(genesis), algorithm.charter(charter)
+    setting = algorithm.setting(setting)
     facts: list[object] = [
         algorithm.kind,
         algorithm.fails,
@@ -87,6 +101,7 @@ def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, settin
         facts += [genesis.fragments, genesis.strategy, charter.rounds.local_steps]
     if algorithm.kind == "decoupled":
         facts += [charter.outer, charter.rounds, charter.limits, charter.durability]
+        facts += algorithm.batches
     return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
 
 
@@ -119,15 +134,25 @@ class Folder:
             self.file.write_bytes(b"".join(line + b"\n" for line in lines))
 
     def add(
-        self, algorithm: Algorithm, setting: Setting, key: str, outcome: Outcome, seconds: float
+        self,
+        algorithm: Algorithm,
+        setting: Setting,
+        key: str,
+        outcome: Outcome,
+        seconds: float,
+        *,
+        settings: Mapping[str, float] | None = None,
+        is_trial: bool = False,
     ) -> Run:
-        """Keep a finished run at once."""
+        """Keep a finished run at once. settings: what was tuned."""
         run = Run(
             algorithm=algorithm.name,
             seed=setting.seed,
             fingerprint=key,
-            **asdict(outcome),
+            **{**asdict(outcome), "eval_loss": _finite(outcome.eval_loss)},
             seconds=round(seconds, 1),
+            settings=dict(settings or {}),
+            is_trial=is_trial,
         )
         try:
             with self.file.open("ab") as handle:
@@ -138,11 +163,21 @@ class Folder:
         return run
 
 
+def _finite(loss: float) -> float:
+    """A run that diverged has a loss too."""
+    return min(loss, LOSS_MAX) if math.isfinite(loss) else LOSS_MAX
+
+
 def rows_of(runs: Iterable[Run]) -> list[Row]:
     """The runs as rows, each compared with data parallelism of its seed."""
     runs = list(runs)
     base = {run.seed: run.eval_loss for run in runs if run.algorithm == BASELINE}
-    rows = decoders.convert(runs, list[Row], from_attributes=True)
+    rows = [
+        msgspec.structs.replace(row, tuned=summary(run.settings))
+        for run, row in zip(
+            runs, decoders.convert(runs, list[Row], from_attributes=True), strict=True
+        )
+    ]
     return [
         msgspec.structs.replace(row, ratio_to_dp=row.eval_loss / base[row.seed])
         if row.seed in base
@@ -169,6 +204,7 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
                 bytes=round(statistics.fmean(row.bytes for row in own)),
                 virtual_wall_s=statistics.fmean(row.virtual_wall_s for row in own),
                 goodput=statistics.fmean(row.goodput for row in own),
+                tuned=own[0].tuned,
             )
         )
     return found

@@ -49,6 +49,7 @@ class SimLearner(Host):
         number: int,
         speed: SpeedModel,
         backend: Backend,
+        batch_sequences: int | None = None,
     ) -> None:
         name = f"learner-{number}"
         signer = SimSigner(name)
@@ -93,6 +94,8 @@ class SimLearner(Host):
         """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
         self.has_other_text = False
         """Whether what it reads is not the text that the project was signed with."""
+        self.batch_sequences = batch_sequences
+        """What its owner wants a local step to take; None: what the project's fewest are."""
         self.pushed: list[tuple[int, int]] = []
         """Fragment and payload bytes of every push that was encoded."""
 
@@ -129,6 +132,7 @@ class SimLearner(Host):
             rng=random.Random(f"back-off {self.name} {self.world.seed} {self.life}"),
             invite=self.invite,
             credit=wire.decode(self.kept[-1][1].payload, Credit) if self.kept else None,
+            batch_sequences=self.batch_sequences,
         )
         self.learner = LearnerMachine(setup)
         return self.learner
@@ -348,7 +352,7 @@ class SimLearner(Host):
         return jobs.Advanced()
 
     def _start_trainer(self) -> object:
-        inner, data = self.tiny.charter.inner, self.tiny.genesis.data
+        inner, data = self.learner.context.inner, self.tiny.genesis.data
         self.trainers += 1
         trainer = TinyTrainer(
             sizes=[fragment.numel for fragment in self.layout.fragments],

@@ -169,7 +169,7 @@ class SimParts:
             look(part)
         size = trainer.block_sequences
         unread = sum((span.stop - span.start) * size - span.skip for span in trainer.spans)
-        return replace(ready, unread=unread, local_step=trainer.local_step)
+        return replace(ready, unread=unread, local_step=trainer.local_step, tokens=trainer.tokens)
 
     def install(self, job: jobs.FetchState) -> jobs.StateFetched | None:
         """Take this very version from the part, if that had it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Literal
 
 from msgspec import structs
@@ -141,10 +142,11 @@ def build_swarm(
     strategy: project.FragmentStrategy = "balanced",
     admission: project.AdmissionRule = "open",
     shard_blocks: int = 0,
+    batches: tuple[int, ...] = (),
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
-    join_s: within this time, else one every half second. tape: of each life of a host.
+    join_s: within this time, else one every half second. tape: of each life. batches: of each one.
     """
     world = World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
@@ -163,19 +165,19 @@ def build_swarm(
         strategy=strategy,
         admission=admission,
         shard_blocks=shard_blocks,
+        batch_sequences_max=max(batches, default=0),
     )
     tensors, ledger, notices = backend or Backend(), Ledger(tiny.charter), dict[bytes, Notice]()
     make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
     hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]
     learners = [
-        SimLearner(world, tiny, hosts, number=number, speed=speed, backend=tensors)
-        for number, speed in enumerate(speeds or map(SpeedModel, steps_s))
+        SimLearner(world, tiny, hosts, number=at, speed=one, backend=tensors, batch_sequences=batch)
+        for at, (one, batch) in enumerate(zip_longest(speeds or map(SpeedModel, steps_s), batches))
     ]
-    make_witness = partial(SimWitness, world, tiny, observer=ledger.add)
-    voters = [make_witness(one, name=f"witness-{at}") for at, one in enumerate(watching)]
-    swarm = Swarm(
-        world, hosts, learners, SafetyChecker(world, ledger), ledger, RejoinChecker(world), voters
-    )
+    watch = partial(SimWitness, world, tiny, observer=ledger.add)
+    voters = [watch(one, name=f"witness-{at}") for at, one in enumerate(watching)]
+    checks = SafetyChecker(world, ledger), ledger, RejoinChecker(world)
+    swarm = Swarm(world, hosts, learners, *checks, voters)
     _record(swarm, tape, tensors)
     _boot([*hosts, *voters], learners, join_s)
     return swarm

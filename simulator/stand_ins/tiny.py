@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from node.trainer_client.fragment_bank import Delivery
@@ -112,10 +113,12 @@ def tiny_project(
     strategy: FragmentStrategy = "balanced",
     admission: AdmissionRule = "open",
     shard_blocks: int = 0,
+    batch_sequences_max: int = 0,
 ) -> TinyProject:
     """A project whose only voter is `syncer`, or with these voters.
 
     tensors_of: how many tensors, and elements in each. shard_blocks: of published text, if it is.
+    batch_sequences_max: of a learner that takes more than the others.
     """
     owner = SimSigner("owner")
     tensors = tuple(
@@ -140,7 +143,10 @@ def tiny_project(
         revision=1,
         voters=voters or (Voter(syncer, "syncer", 50),),
         banned=(),
-        inner=InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0, moments),
+        inner=msgspec.structs.replace(
+            InnerSpec("adamw", 1e-3, 0.1, 0.9, 0.95, 1.0, 2, 0.05, 0.1, 0, moments),
+            batch_sequences_max=batch_sequences_max,
+        ),
         outer=outer or OuterSpec(0.7, 0.5, 3.0),
         rounds=rounds or RoundSpec(8, 2, 1, 0.9, 0.5, 20.0, 20.0, "overwrite", "int4", "int4"),
         limits=limits or LIMITS,

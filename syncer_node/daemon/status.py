@@ -255,9 +255,7 @@ def _learners(count: int) -> str:
     return f"{count} learner" if count == 1 else f"{count} learners"
 
 
-def peer_rows(
-    leadership: Leadership, newest: list[int], tokens_per_step: int, now_s: float
-) -> list[status.PeerRow]:
+def peer_rows(leadership: Leadership, newest: list[int], now_s: float) -> list[status.PeerRow]:
     """All learners that the leader knows, in key order."""
     rounds, accounts = leadership.rounds, leadership.state.accounts
     trusts, new = rounds.judge.trusts(), rounds.judge.new()
@@ -265,7 +263,7 @@ def peer_rows(
         peer_row(
             session,
             newest,
-            tokens_per_step,
+            leadership.step_tokens,
             now_s,
             trust=trusts.get(peer, 1.0),
             is_new=peer in new,
@@ -281,7 +279,7 @@ def peer_rows(
 def peer_row(
     session: Session,
     newest: list[int],
-    tokens_per_step: int,
+    step_tokens: tuple[int, int],
     now_s: float,
     *,
     trust: float = 1.0,
@@ -308,7 +306,7 @@ def peer_row(
         local_step=beat.local_step if beat else 0,
         step_s=session.step_s,
         tokens=beat.tokens if beat else 0,
-        tokens_per_s=tokens_per_step * session.steps_per_s(now_s),
+        tokens_per_s=session.tokens_per_step(*step_tokens) * session.steps_per_s(now_s),
         loss=beat.loss if beat else None,
         lag=lag,
         merges=session.merges if account is None else account.merges,

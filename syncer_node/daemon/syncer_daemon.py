@@ -472,9 +472,8 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         now_s = time.monotonic()
         charter, genesis = machine.setup.charter, self.project.genesis
         leadership = machine.leadership
-        per_step = charter.inner.batch_sequences * genesis.data.sequence_tokens
         newest = [fragment.version for fragment in machine.state.fragments]
-        peers = status.peer_rows(leadership, newest, per_step, now_s) if leadership else []
+        peers = status.peer_rows(leadership, newest, now_s) if leadership else []
         status.add_links(peers, self.transport)
         pushes = sum(one.merges for one in machine.state.accounts.values())
         here = {session.peer for session in leadership.members.live()} if leadership else set()

@@ -139,10 +139,16 @@ class Leadership:
         )
 
     def _coverage(self) -> Coverage:
-        data, inner = self.setup.genesis.data, self.setup.charter.inner
-        step_tokens = inner.batch_sequences * data.sequence_tokens
+        data = self.setup.genesis.data
         shape = TextShape(data.sequence_tokens, data.block_sequences)
-        return Coverage(shape, step_tokens)
+        return Coverage(shape, *self.step_tokens)
+
+    @property
+    def step_tokens(self) -> tuple[int, int]:
+        """Fewest and most tokens of one local step."""
+        fewest, most = self.setup.charter.inner.batch_range
+        tokens = self.setup.genesis.data.sequence_tokens
+        return fewest * tokens, most * tokens
 
     def _new_leasing(self) -> Leasing:
         setup, charter = self.setup, self.setup.charter
@@ -153,10 +159,12 @@ class Leadership:
             propose=self._propose,
             supply=TextSupply(
                 charter.rounds.local_steps,
-                charter.inner.batch_sequences,
+                charter.inner.batch_range[1],
                 setup.genesis.data.block_sequences,
             ),
             has_in_hand=lambda session: bool(self.rounds.in_hand(session)),
+            step_tokens=self.step_tokens,
+            sequence_tokens=setup.genesis.data.sequence_tokens,
             listening_since_s=self._now_s,
             order=order_of(setup.genesis) if setup.genesis.published is not None else None,
         )
@@ -195,12 +203,11 @@ class Leadership:
         self.setup = setup
         charter = setup.charter
         self.rounds.adopt(charter.rounds, charter.outer)
-        self.rounds.coverage.adopt(
-            charter.inner.batch_sequences * setup.genesis.data.sequence_tokens
-        )
+        self.rounds.coverage.adopt(*self.step_tokens)
         self.leasing.limits = charter.limits
+        self.leasing.step_tokens = self.step_tokens
         self.leasing.supply.local_steps = charter.rounds.local_steps
-        self.leasing.supply.step_sequences = charter.inner.batch_sequences
+        self.leasing.supply.step_sequences = charter.inner.batch_range[1]
         self.evaluating.every = charter.limits.evaluate_every
         self.snapshots.setup = self.probing.setup = setup
         self._follow_suspensions()

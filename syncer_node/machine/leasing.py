@@ -40,6 +40,9 @@ class Leasing:
     supply: TextSupply
     has_in_hand: Callable[[SessionKey], bool]
     """Whether pushes of a session are here that have no fate yet."""
+    step_tokens: tuple[int, int]
+    """Fewest and most tokens of one local step."""
+    sequence_tokens: int
     order: TextOrder | None = None
     """Of published data, whose shards a learner reads one after the other."""
     listening_since_s: float = 0.0
@@ -139,6 +142,11 @@ class Leasing:
             return self.state.leases.pick(blocks)
         return shard_runs.pick(self.state.leases, session, blocks, self.order)
 
+    def _seen(self, session: Session, now_s: float) -> float:
+        """Sequences per second, by what is seen of it here."""
+        read = session.tokens_per_step(*self.step_tokens) / self.sequence_tokens
+        return read * session.steps_per_s(now_s)
+
     def _supplied(self, session: Session, blocks: int, now_s: float) -> tuple[int, float]:
         """How many blocks it gets now; if none, after how many seconds some."""
         return self.supply.blocks(
@@ -146,5 +154,5 @@ class Leasing:
             min(blocks, self.limits.lease_blocks),
             now_s,
             held=total(self.state.leases.held.get(session.key, ()), self.state.block_sequences),
-            seen={one.peer: one.steps_per_s(now_s) for one in self.members.training()},
+            seen={one.peer: self._seen(one, now_s) for one in self.members.training()},
         )

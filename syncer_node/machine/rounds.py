@@ -723,7 +723,7 @@ class Rounds:
             return "stale", "stale", "from weights that the guard gave up"
         if header.steps < 1 or header.steps > header.local_step:
             return "rejected", "false-claim", f"{header.steps} steps at step {header.local_step}"
-        if header.tokens > header.steps * self.coverage.step_tokens:
+        if header.tokens > header.steps * self.coverage.step_tokens_max:
             return "rejected", "false-claim", f"{header.tokens} tokens in {header.steps} steps"
         since_s = self.state.leases.since_s.get(session.key)
         if since_s is None:

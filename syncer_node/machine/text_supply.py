@@ -86,7 +86,7 @@ class TextSupply:
     local_steps: int
     """H."""
     step_sequences: int
-    """What a local step reads."""
+    """The most that a local step reads."""
     block_sequences: int
     supplies: dict[bytes, Supply] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class TextSupply:
         """Sequences per second at which this key is leased text; None for no bound.
 
         1.5 times its own median speed, and not less than the 90th percentile of the others; twice
-        that percentile while its own speed is not known. seen: local steps per second that
+        that percentile while its own speed is not known. seen: sequences per second that
         heartbeats show of learners that train; they serve while others have proven nothing.
         """
         own = self._of(key).speed
@@ -109,8 +109,7 @@ class TextSupply:
         )
         factor = SWARM_FACTOR
         if len(others) < OTHERS_MIN:
-            stepping = (speed for other, speed in seen.items() if speed > 0 and other != key)
-            others = sorted(self.step_sequences * speed for speed in stepping)
+            others = sorted(speed for other, speed in seen.items() if speed > 0 and other != key)
             factor = SEEN_FACTOR
         if len(others) < OTHERS_MIN:
             return None

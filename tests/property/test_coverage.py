@@ -17,7 +17,7 @@ from tests.support.builders import ONE, TWO, push_header
 
 BLOCK, TOKENS, BATCH, FRAGMENTS = 4, 16, 2, 2
 SHAPE = TextShape(TOKENS, BLOCK)
-COVERAGE = Coverage(SHAPE, BATCH * TOKENS)
+COVERAGE = Coverage(SHAPE, BATCH * TOKENS, BATCH * TOKENS)
 START = Cursor(0, 0)
 ME, OTHER = (ONE.key, 1), (TWO.key, 1)
 

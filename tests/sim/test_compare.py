@@ -28,6 +28,14 @@ SETTING = Setting(seed=11, learners=LEARNERS, steps=STEPS, mtbi_s=20.0, away_s=1
 TOKENS = LEARNERS * STEPS * INNER.batch_sequences * SEQUENCE_TOKENS
 
 
+MERGING = [
+    name
+    for name, one in ALGORITHMS.items()
+    if int(one.rounds.get("local_steps", 0)) < STEPS and not one.batches
+]
+"""Those that merge more than once in so few steps, and whose batches divide the budget."""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Genesis, Charter, Path]:
     """A tiny project on invented text."""
@@ -55,7 +63,7 @@ def outcome_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", first(2, ALGORITHMS))
+@pytest.mark.parametrize("name", first(2, MERGING))
 def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     bench = bench_of(project, ALGORITHMS[name])
     before = bench.heldout_loss(bench.loop(), bench.first)
@@ -65,6 +73,20 @@ def test_every_algorithm_trains_on_exactly_the_same_tokens(project, name):
     assert 0.0 < outcome.goodput <= 1.0
     assert outcome.bytes > 0
     assert outcome.virtual_wall_s >= STEPS * SETTING.step_s * 0.9
+
+
+@pytest.mark.slow
+def test_learners_with_batches_of_their_own_share_the_same_tokens(project):
+    uneven = replace(
+        ALGORITHMS["decoupled-uneven"],
+        inner={"batch_sequences": 1, "batch_sequences_max": 8},
+        batches=(1, 1, 8),
+    )
+    run = Decoupled(bench_of(project, uneven), SETTING, fails=False, batches=uneven.batches)
+    outcome = run.run(lambda share: None)
+    assert outcome.tokens == TOKENS
+    small, other, large = (learner.tokens for learner in run.learners)
+    assert 6 * (small + other) < 2 * large < 10 * (small + other)
 
 
 @pytest.mark.slow
@@ -91,7 +113,7 @@ def test_data_parallel_is_one_learner_with_the_whole_batch(project):
 
 @pytest.mark.slow
 def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatch):
-    def sgd(model, inner):
+    def sgd(model, inner, **options):
         return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
 
     monkeypatch.setattr(builtin, "make_optimizer", sgd)

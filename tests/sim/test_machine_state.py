@@ -54,8 +54,11 @@ GIVEN = {
         *("propose", "contributor_notes", "pace", "rounds", "rng", "judge"),
     },
     "pace": {"spec", "fragments", "_behind"},
-    "leasing": {"state", "members", "limits", "propose", "supply", "order", "has_in_hand"},
-    "coverage": {"shape", "step_tokens"},
+    "leasing": {
+        *("state", "members", "limits", "propose", "supply", "order", "has_in_hand"),
+        *("step_tokens", "sequence_tokens"),
+    },
+    "coverage": {"shape", "step_tokens", "step_tokens_max"},
     "supply": {"local_steps", "step_sequences", "block_sequences"},
     "receipts": {"_effects", "_state", "_members"},
     "evaluating": {"state", "members", "every", "checkpoint_every", "propose"},

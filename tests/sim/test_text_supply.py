@@ -46,6 +46,22 @@ def test_a_slow_learner_that_becomes_ten_times_as_fast_never_waits_for_text(seed
 
 
 @pytest.mark.slow
+def test_a_learner_with_a_batch_eight_times_as_large_never_waits_and_is_never_refused():
+    swarm = build_swarm(3, steps_s=(0.5,) * 4, limits=LONG, batches=(BATCH,) * 3 + (8 * BATCH,))
+    swarm.world.run(300.0)
+    swarm.check()
+    begun_s = min(now_s for now_s, _, fact in swarm.world.facts if isinstance(fact, TrainerChanged))
+    assert starved(swarm, begun_s + 20.0) == []
+    *others, strong = swarm.learners
+    assert set(swarm.syncer.syncer.leadership.rounds.outcomes) <= {"merged", "late", "stale"}
+    accounts = swarm.syncer.syncer.state.accounts
+    assert accounts[strong.key].tokens > 6 * max(accounts[one.key].tokens for one in others)
+    peers = swarm.syncer.syncer.leadership.members.sessions
+    tokens = {key: session.tokens_per_step(32, 512) for key, session in peers.items()}
+    assert tokens == {one.key: 32.0 for one in others} | {strong.key: 256.0}
+
+
+@pytest.mark.slow
 def test_who_asks_for_text_all_the_time_gets_its_reserve_and_its_rate():
     swarm = build_swarm(4, steps_s=(0.5, 0.5, 0.5, 0.5), limits=LONG)
     greedy, syncer = swarm.learners[3], swarm.syncer

@@ -579,7 +579,13 @@ class LearnerBench(Bench):
 
     machine: LearnerMachine
 
-    def __init__(self, signer: SimSigner = ONE, tiny: TinyProject | None = None) -> None:
+    def __init__(
+        self,
+        signer: SimSigner = ONE,
+        tiny: TinyProject | None = None,
+        *,
+        batch_sequences: int | None = None,
+    ) -> None:
         self.tiny = tiny or project()
         self.charter = charter_envelope(self.tiny)
         setup = LearnerSetup(
@@ -594,6 +600,7 @@ class LearnerBench(Bench):
             signer=signer,
             verify=sim_verify,
             rng=random.Random(1),
+            batch_sequences=batch_sequences,
         )
         super().__init__(LearnerMachine(setup))
         self.answer = self._answer

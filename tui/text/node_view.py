@@ -101,6 +101,8 @@ def _trainer(status: NodeStatus) -> str:
         text += f" on {fmt.clean(status.device, 40)}"
     if status.ranks > 1:
         text += f", {status.ranks} ranks"
+    if status.batch_sequences:
+        text += f", {fmt.plural(status.batch_sequences, 'sequence')} a step"
     if status.micro_batch is not None:
         text += f", micro-batch {status.micro_batch}"
     if status.trainer_restarts:

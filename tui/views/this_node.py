@@ -77,6 +77,12 @@ def _work(scene: Scene, node: NodeStatus) -> list[Pair]:
     ]
 
 
+def _batch(node: NodeStatus) -> str:
+    whole = fmt.plural(node.batch_sequences, "sequence") if node.batch_sequences else ""
+    part = f"micro-batch {node.micro_batch}" if node.micro_batch is not None else ""
+    return ", ".join(filter(None, (whole, part)))
+
+
 def _trainer(node: NodeStatus) -> list[Pair]:
     speed = ""
     if node.local_step:
@@ -85,7 +91,7 @@ def _trainer(node: NodeStatus) -> list[Pair]:
     return [
         ("trainer", facts.trainer(node)),
         ("process", f"{node.trainer_pid}" if node.trainer_pid else "none runs"),
-        ("batch", f"micro-batch {node.micro_batch}" if node.micro_batch is not None else ""),
+        ("batch", _batch(node)),
         ("restarted", restarts),
         ("speed", speed),
         ("goodput", "" if node.goodput is None else fmt.percent(node.goodput)),

@@ -75,7 +75,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     genesis: bytes
     """Genesis bytes as stored."""
     inner: bytes
-    """MessagePack of `protocol.project.InnerSpec`."""
+    """MessagePack of `protocol.project.InnerSpec`. Where its batch has a range, the trainer takes
+    the fewest sequences on a processor, and on an accelerator as many as go through it at once."""
     data_cache: str
     """Directory for tokenised text; trainers of one host may share it."""
     threads: Annotated[int, Meta(ge=1, le=1024)]
@@ -107,6 +108,14 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Whether activations are computed again in the backward pass from the start."""
     ram_ceiling_bytes: Count | None = None
     """Memory of the machine that all of Shoal may hold, `ram_bytes_max` included."""
+    optimizer_in_8_bits: bool = False
+    """Whether AdamW's moments are kept so."""
+
+    @property
+    def in_low_bits(self) -> tuple[str, ...]:
+        """What is held in fewer bits than the project says, in words."""
+        base = ("base in 4 bits",) if self.base_in_4_bits else ()
+        return (*base, "moments in 8 bits") if self.optimizer_in_8_bits else base
 
 
 class OfferSlot(Struct, frozen=True, array_like=True, tag=True):
@@ -354,6 +363,10 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     is_compiled: bool = False
     adjustments: tuple[str, ...] = ()
     """What was wanted and is not available, in words."""
+    batch_sequences: Count = 0
+    """In each local step."""
+    in_low_bits: tuple[str, ...] = ()
+    """What is held in fewer bits than the project says, in words."""
 
 
 class Stepped(Struct, frozen=True, array_like=True, tag=True):

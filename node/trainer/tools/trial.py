@@ -103,7 +103,14 @@ def _prepare(wish: Wish, answer: Answer) -> None:
     )
     blocks.append(((0, 1 << 20),))
     one = msgspec.structs.replace(wish.inner, batch_sequences=1)
-    inner = builtin.builtin_loop(network, blocks, one, accelerator=accelerator, objective=objective)
+    inner = builtin.builtin_loop(
+        network,
+        blocks,
+        one,
+        accelerator=accelerator,
+        objective=objective,
+        optimizer_in_8_bits=wish.optimizer_in_8_bits,
+    )
     inner.step()
     first_s = inner.step().work_s
     _measure(inner, wish, answer, first_s)

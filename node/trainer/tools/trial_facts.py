@@ -24,6 +24,7 @@ class TrialWish(Struct, kw_only=True):
     adapter: AdapterSpec | None = None
     """Trained beside the frozen model; without its tables."""
     base_in_4_bits: bool = False
+    optimizer_in_8_bits: bool = False
     masked: MaskedSpec | None = None
     """How hidden tokens are asked for, of an encoder."""
     documents: DocumentRule = None

@@ -19,15 +19,17 @@ class Coverage:
 
     shape: TextShape
     step_tokens: int
-    """Of one local step, in the charter in force."""
+    """The fewest of one local step, in the charter in force."""
+    step_tokens_max: int
+    """The most, of a learner that takes a larger batch than others."""
     former_step_tokens: int = 0
     """The fewest in former charters of this term, or 0: steps begun under those may come late."""
 
-    def adopt(self, step_tokens: int) -> None:
+    def adopt(self, step_tokens: int, step_tokens_max: int) -> None:
         """Go on under another charter."""
         if step_tokens != self.step_tokens:
             self.former_step_tokens = self._step_tokens_min()
-        self.step_tokens = step_tokens
+        self.step_tokens, self.step_tokens_max = step_tokens, step_tokens_max
 
     def objection(self, header: PushHeader, session: SessionKey, leases: LeaseBook) -> str:
         """What is false about the claim, in words; empty if it is covered, or cannot be known."""

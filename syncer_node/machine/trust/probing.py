@@ -114,8 +114,10 @@ class Probing:
 
     def on_arrived(self, session: Session, header: PushHeader, now_s: float, *, may: bool) -> None:
         """The payload of a push is here. may: a probe may begin."""
-        batch = self.setup.charter.inner.batch_sequences
-        read = self.trails.on_push(session.key, header, header.steps * batch)
+        fewest, _ = self.setup.charter.inner.batch_range
+        claimed = header.tokens // self.setup.genesis.data.sequence_tokens
+        sequences = max(claimed, header.steps * fewest)
+        read = self.trails.on_push(session.key, header, sequences)
         count = min(SEQUENCES, len(read))
         odd = self.rounds.judge.odd()
         needed = COST * count * (3 if odd - {session.peer} and session.peer not in odd else 1)

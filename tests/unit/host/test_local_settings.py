@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.files.local_settings import Settings
+from host.files.local_settings import LimitSettings, OwnerSettings, Settings
 from host.options import bulk_at
 from protocol.errors import UserError
 from shoal.common import settings_file
@@ -144,3 +144,28 @@ def test_a_demo_is_as_it_comes(file):
     clean = settings_file.without_settings(environ)
     assert clean["PATH"] == "/bin"
     assert load(environ=clean).values == Settings()
+
+
+def test_a_daemon_goes_on_with_the_settings_that_could_be_read_last():
+    answers = [Settings(limits=LimitSettings(nice=3)), UserError("no"), UserError("no"), Settings()]
+
+    def load():
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    settings = OwnerSettings(load)
+    assert settings().limits.nice == 3
+    assert settings().limits.nice == 3, "the file is broken meanwhile"
+    with pytest.raises(UserError):
+        settings.read()
+    assert settings() == Settings()
+
+
+def test_settings_that_never_could_be_read_end_the_start():
+    def load():
+        raise UserError("no such mode")
+
+    with pytest.raises(UserError, match="no such mode"):
+        OwnerSettings(load)()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from host.bulk.blob_store import BlobStore
-from node.trainer_client.fragment_bank import FragmentBank
+from host.files.mapped_arrays import MappedArrays
+from node.trainer_client.fragment_bank import FragmentBank, in_memory
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.numerics.chunks import blobs, manifest, root
@@ -19,8 +20,25 @@ NUMEL = LAYOUT.fragments[0].numel
 OUTER = project().charter.outer
 
 
+class Place:
+    """Where the banks of a test keep their arrays."""
+
+    keep = staticmethod(in_memory)
+
+
+@pytest.fixture(params=["memory", "files"], autouse=True)
+def place(request, tmp_path, monkeypatch):
+    if request.param == "files":
+        arrays = MappedArrays(tmp_path / "weights", least_bytes=1)
+        monkeypatch.setattr(Place, "keep", arrays.keep)
+
+
+def new_bank():
+    return FragmentBank(LAYOUT, BlobStore(), Place.keep)
+
+
 def a_bank(apply="overwrite", up_codec="int4", **changes):
-    bank = FragmentBank(LAYOUT, BlobStore())
+    bank = new_bank()
     bank.charter = project(rounds(apply=apply, up_codec=up_codec, **changes)).charter
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
@@ -72,7 +90,7 @@ def assign(bank, fragment=0):
 
 
 def test_nothing_is_held_at_first():
-    bank = FragmentBank(LAYOUT, BlobStore())
+    bank = new_bank()
     assert bank.version(0) == -1
     with pytest.raises(CorruptState, match="not held"):
         bank.theta(0)
@@ -81,7 +99,7 @@ def test_nothing_is_held_at_first():
 
 
 def test_a_fetched_state_is_held_only_if_it_is_the_certified_one():
-    bank = FragmentBank(LAYOUT, BlobStore())
+    bank = new_bank()
     theta = tiny_weights(NUMEL, 0)
     state = state_manifests(theta, np.zeros_like(theta)).digests
     with pytest.raises(MalformedPayload, match="certified content"):

@@ -59,7 +59,7 @@ from protocol.messages import (
 from protocol.project import encode
 from protocol.signing import seal
 from protocol.trace import PeerMisbehaved
-from simulator.stand_ins.tiny import charter_envelope
+from simulator.stand_ins.tiny import charter_envelope, tiny_project
 from tests.support.builders import (
     FRAGMENTS,
     ONE,
@@ -411,6 +411,17 @@ def test_the_next_trainer_reads_nothing_that_is_in_a_push(bench, log):
     bench.done(StartTrainer, TrainerReady("cpu", 1))
     fed = [effect.spans for effect in actions(bench.effects, Feed)]
     assert fed == [(Span(0, 6, 0),), (Span(2, 6, 0),)]
+
+
+@pytest.mark.parametrize(
+    ("wished", "taken"), [(None, (2, 16)), (1, (2, 0)), (9, (9, 0)), (99, (16, 0))]
+)
+def test_a_trainer_is_started_with_the_batch_that_its_owner_wishes(wished, taken):
+    tiny = tiny_project(SYNCER.key, batch_sequences_max=16)
+    bench = LearnerBench(tiny=tiny, batch_sequences=wished)
+    bench.follow(Log(SeatTaken(SYNCER.key), weights(), tiny=tiny))
+    (job,) = bench.jobs(StartTrainer)
+    assert (job.inner.batch_sequences, job.inner.batch_sequences_max) == taken
 
 
 # Ends

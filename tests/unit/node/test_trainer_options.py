@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from host.files.home import Home
-from host.files.local_settings import LearnerSettings, Settings
+from host.files.local_settings import LearnerSettings, OwnerSettings, Settings
 from host.join_link import JoinLink
 from host.options import NodeOptions
 from node.daemon.trainer_options import (
@@ -91,12 +91,14 @@ def test_beside_a_base_in_4_bits_a_learner_measures_nothing_for_others(tmp_path,
     adapter = AdapterSpec(4, 8.0, 0.0, ("q_proj",), "both", "bf16")
     tuned = msgspec.structs.replace(genesis, adapter=adapter)
     in_4_bits = Settings(learner=LearnerSettings(base_in_4_bits=True))
-    packed = options(tmp_path, settings=lambda: in_4_bits)
+    packed = options(tmp_path, settings=OwnerSettings(lambda: in_4_bits))
     assert not measures_for_others(packed, tuned)
     assert measures_for_others(packed, genesis), "nothing of that project is frozen"
-    plain = options(tmp_path, settings=Settings)
+    plain = options(tmp_path, settings=OwnerSettings(Settings))
     assert measures_for_others(plain, tuned)
-    assert not measures_for_others(options(tmp_path, settings=Settings, evaluates=False), tuned)
+    assert not measures_for_others(
+        options(tmp_path, settings=OwnerSettings(Settings), evaluates=False), tuned
+    )
 
 
 def mixed(genesis: Genesis, *sources: tuple[str, str]) -> Genesis:

@@ -186,3 +186,11 @@ def test_a_new_trainer_counts_from_nothing():
 
 def test_who_does_not_tell_has_no_load():
     assert busy((0.0, 0.0), (10.0, 0.0)).load is None
+
+
+def test_what_a_local_step_reads_is_as_it_says_within_bounds(members):
+    opened = members.open(ONE.key, hello(), 0.0)
+    assert opened.tokens_per_step(32, 64) == 32
+    for tokens, read in ((480, 48.0), (5, 32.0), (10**9, 64.0)):
+        opened.beat = heartbeat(local_step=10, tokens=tokens)
+        assert opened.tokens_per_step(32, 64) == read

@@ -25,6 +25,7 @@ COLUMNS = {
     "bytes",
     "virtual_wall_s",
     "goodput",
+    "tuned",
 }
 
 
@@ -111,6 +112,30 @@ def test_a_second_call_does_only_what_is_missing(tmp_path, project, capsys, monk
     assert done == ["fedavg", "dp"]
     assert compare(tmp_path, "dp", *wanted) == 0
     assert done == ["fedavg", "dp"]
+
+
+def test_every_algorithm_is_tuned_by_as_many_trials_on_seeds_that_are_not_reported(
+    tmp_path, project, capsys
+):
+    wanted = ("dp", "decoupled", "--project", str(project), "--seeds", "1", "--tune", "3")
+    out = tmp_path / "rows.json"
+    assert compare(tmp_path, *wanted, "--json", str(out)) == 0
+    runs = Folder(tmp_path / "runs").runs.values()
+    trials = [run for run in runs if run.is_trial]
+    assert sorted(run.algorithm for run in trials) == ["decoupled"] * 3 + ["dp"] * 3
+    assert {run.seed for run in trials} == {1001}
+    rows = {row["algorithm"]: row for row in json.loads(out.read_text())}
+    said = " ".join(capsys.readouterr().out.split())
+    for name, count in (("dp", 3), ("decoupled", 5)):
+        own = [run for run in trials if run.algorithm == name]
+        best = min(own, key=lambda run: run.eval_loss)
+        assert all(len(run.settings) == count for run in own)
+        assert f"{name}: {rows[name]['tuned']} is the best of 3 trials" in said
+        (final,) = (run for run in runs if run.algorithm == name and not run.is_trial)
+        assert (final.settings, final.seed) == (best.settings, 1)
+    before = len(runs)
+    assert compare(tmp_path, *wanted) == 0
+    assert len(Folder(tmp_path / "runs").runs) == before
 
 
 def test_a_torn_last_line_is_done_again_and_a_strange_one_is_named(tmp_path):

@@ -8,8 +8,9 @@ from protocol.log.leases import LeaseBook, TextShape
 from protocol.log.records import BlocksReturned
 from protocol.machine import PeerDown
 from protocol.messages import Cursor, LeaseRequest, Settled
+from simulator.stand_ins.tiny import tiny_project
 from syncer_node.machine.trust.coverage import Coverage
-from tests.support.builders import ONE, TWO, SyncerBench, project, push_header, rounds
+from tests.support.builders import ONE, SYNCER, TWO, SyncerBench, project, push_header, rounds
 
 SESSION = (ONE.key, 1)
 SOLO = project(rounds(quorum=1))
@@ -22,7 +23,7 @@ def leased(blocks):
 
 
 def coverage(step_tokens=32):
-    return Coverage(TextShape(16, 4), step_tokens)
+    return Coverage(TextShape(16, 4), step_tokens, step_tokens)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +46,25 @@ def test_an_objection_says_what_was_claimed_and_what_was_covered():
 
 def test_steps_begun_under_a_charter_with_smaller_steps_still_count():
     one = coverage()
-    one.adopt(64)
+    one.adopt(64, 64)
     header = push_header(steps=8, tokens=256, cursor=Cursor(4, 0))
     assert not one.objection(header, SESSION, leased(4))
-    one.adopt(128)
+    one.adopt(128, 128)
     assert not one.objection(header, SESSION, leased(4))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outcome"), [(256, ""), (257, "false-claim: 257 tokens in 4 steps")]
+)
+def test_a_learner_reads_more_in_a_step_than_the_fewest_and_no_more_than_the_most(tokens, outcome):
+    tiny = tiny_project(SYNCER.key, rounds=rounds(quorum=1), batch_sequences_max=4)
+    bench = SyncerBench(tiny).start(ONE)
+    pulls = bench.train(ONE)
+    cursor = bench.read(SESSION, pulls[ONE.key].fragment, 16)
+    bench.push(ONE, pulls[ONE.key], steps=4, tokens=tokens, cursor=cursor, local_step=100)
+    assert bench.machine.state.global_step == (0 if outcome else 1)
+    settled = bench.last(ONE.key, Settled)
+    assert (settled.reason if settled else "") == outcome
 
 
 def test_a_claim_beyond_the_text_is_refused_in_words_and_the_next_counts():

@@ -141,9 +141,7 @@ def test_who_reads_other_text_is_not_probed_and_stays_new():
     assert swarm.seat.rounds.judge.new() == set()
     swarm.beat(ONE, has_other_text=True)
     assert swarm.seat.rounds.judge.new() == {ONE.key}
-    assert [row.standing for row in peer_rows(swarm.seat, [0], 16, 0.0) if row.is_new] == [
-        "other text"
-    ]
+    assert [row.standing for row in peer_rows(swarm.seat, [0], 0.0) if row.is_new] == ["other text"]
     swarm.hand_in(ONE)
     assert swarm.probe() == (None, None)
     swarm.hand_in(TWO)
@@ -444,11 +442,11 @@ def test_who_is_suspended_is_named_in_the_sentence_and_in_its_row():
     assert said.startswith(f"Suspended: {name}, because 2 of ")
     assert said.endswith("3 learners training.")
     session = swarm.seat.members.sessions[THREE.key]
-    row = peer_row(session, [0] * 4, 32, swarm.now_s, account=swarm.accounts[THREE.key])
+    row = peer_row(session, [0] * 4, (32, 32), swarm.now_s, account=swarm.accounts[THREE.key])
     assert (row.standing, row.state, row.trust) == ("suspended", "suspended", 0.0)
     assert row.probes == 1
     assert row.evidence < -probes.AGAINST
     assert "do no more for the text" in row.suspended
     good = swarm.seat.members.sessions[ONE.key]
-    row = peer_row(good, [0] * 4, 32, swarm.now_s, is_judged=True, account=Account(merges=1))
+    row = peer_row(good, [0] * 4, (32, 32), swarm.now_s, is_judged=True, account=Account(merges=1))
     assert (row.standing, row.suspended, row.evidence) == ("new", "", None)

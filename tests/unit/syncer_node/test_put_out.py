@@ -88,7 +88,7 @@ def test_its_session_ends_at_once_and_its_text_goes_back():
 def test_it_is_no_loss_to_anybody():
     bench, _ = in_round()
     ban(bench, ONE)
-    rows = {row.key: row for row in peer_rows(bench.seat, [0] * 4, 32, bench.now_s)}
+    rows = {row.key: row for row in peer_rows(bench.seat, [0] * 4, bench.now_s)}
     row = rows[ONE.key.hex()]
     assert (row.state, row.left) == ("left", "put out: banned")
 

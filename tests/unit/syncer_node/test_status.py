@@ -57,7 +57,7 @@ def test_who_does_not_train_is_named_with_what_they_do_instead(learners, said):
 def test_who_cannot_train_is_named_with_the_reason_and_is_no_learner_of_a_quorum():
     session = Session(bytes([1]) * 32, 1, "ada", evaluates=False, since_s=0.0, heard_s=0.0)
     session.hear(heartbeat(state="starting", unfit="data"), 1.0)
-    assert peer_row(session, [0] * 4, 32, 1.0).state == "unfit"
+    assert peer_row(session, [0] * 4, (32, 32), 1.0).state == "unfit"
     assert not session.is_training
     assert unfit_words([session]) == (
         "Cannot train, because their text is missing, too short or cannot be read: ada (01010101)."
@@ -72,7 +72,7 @@ def test_how_long_a_learner_was_silent_does_not_begin_anew_when_it_counts_as_los
     heard = []
     for _ in range(int(limits.GONE_AFTER_S) + 10):
         bench.wait(1.0)
-        (row,) = peer_rows(bench.seat, [0] * 4, 32, bench.now_s)
+        (row,) = peer_rows(bench.seat, [0] * 4, bench.now_s)
         heard.append((row.state, row.heard_s))
     states = [state for state, _ in heard]
     assert states.index("silent") < states.index("gone")
@@ -82,7 +82,7 @@ def test_how_long_a_learner_was_silent_does_not_begin_anew_when_it_counts_as_los
 
 def test_merges_are_those_of_the_log_whoever_leads_and_whichever_session_it_is():
     session = Session(ONE.key, 2, "ada", evaluates=False, since_s=0.0, heard_s=0.0)
-    assert peer_row(session, [0] * 4, 32, 1.0, account=Account(merges=412)).merges == 412
+    assert peer_row(session, [0] * 4, (32, 32), 1.0, account=Account(merges=412)).merges == 412
 
 
 def test_what_became_of_pushes_goes_on_where_another_leads():
@@ -93,7 +93,7 @@ def test_what_became_of_pushes_goes_on_where_another_leads():
     bench = SyncerBench(project(rounds(quorum=1)), recovered=log.recovered()).start(ONE, TWO)
     assert outcomes(bench.machine) == {"merged": 2, "late": 3, "false-claim": 1}
     bench.say(ONE.key, Settled(1, 1, "late", ""))
-    rows = peer_rows(bench.seat, [0] * 4, 32, bench.now_s)
+    rows = peer_rows(bench.seat, [0] * 4, bench.now_s)
     refused = {row.key: row.refused for row in rows}
     assert refused[ONE.key.hex()] == {"late": 3, "false-claim": 1, "unexpected-message": 1}
     assert refused[TWO.key.hex()] == {}

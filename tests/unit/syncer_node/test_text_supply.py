@@ -71,14 +71,14 @@ def test_a_new_session_of_a_key_is_measured_on_its_own_line(supply):
 
 
 def test_while_too_few_have_proven_their_speed_what_is_seen_of_others_serves(supply):
-    seen = {b"a": 1.0, b"b": 1.0, b"liar": 50.0}
+    seen = {b"a": STEP, b"b": STEP, b"liar": 50.0 * STEP}
     assert supply.rate(b"liar", seen) == SEEN_FACTOR * STEP
     assert supply.rate(b"a", seen) == SEEN_FACTOR * STEP
     assert supply.rate(b"a", {b"a": 1.0, b"b": 1.0, b"still": 0.0}) is None
 
 
 def test_text_that_was_taken_before_the_rate_was_known_counts(supply):
-    seen, most = {b"b": 1.0, b"c": 1.0}, SEEN_FACTOR * STEP * RESERVE_S
+    seen, most = {b"b": STEP, b"c": STEP}, SEEN_FACTOR * STEP * RESERVE_S
     assert supply.blocks(b"a", 4096, 0.0, held=0, seen={}) == (4096, 0.0)
     assert supply.blocks(b"a", 4096, 1.0, held=round(most) + 80, seen=seen)[0] == 0
     assert supply.blocks(b"new", 4096, 1.0, held=80, seen=seen)[0] * BLOCK == most - 80
