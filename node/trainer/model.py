@@ -8,7 +8,7 @@ autocast.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from protocol.errors import InternalError, UserError
 from protocol.fragments import Layout, TensorSpan, build_layout
 
 Floats = NDArray[np.float32]
+
+Values: TypeAlias = Floats | Tensor
+"""f32 [numel] of a fragment; a tensor may be on the device already."""
 
 PAPER_RULES: Final = project.MergeRules()
 """As published: embeddings by mean, all else radially."""
@@ -227,13 +230,13 @@ class FragmentView:
             self.read(fragment, values)
         return found
 
-    def write(self, fragment: int, values: Floats) -> None:
+    def write(self, fragment: int, values: Values) -> None:
         """Replaces a fragment by `values`, f32 [numel]; padding is ignored."""
         self._check(fragment, values)
         for span, flat in self._flat[fragment]:
             flat.copy_(_tensor(values[span.offset : span.offset + span.numel]))
 
-    def blend(self, fragment: int, values: Floats, kept_frac: float) -> None:
+    def blend(self, fragment: int, values: Values, kept_frac: float) -> None:
         """A fragment becomes kept_frac * itself + (1 - kept_frac) * `values`, in f32.
 
         kept_frac: [0, 1); with 0 the values are taken as they are. Padding is ignored.
@@ -246,7 +249,7 @@ class FragmentView:
             else:
                 flat.copy_(piece)
 
-    def add(self, fragment: int, values: Floats) -> None:
+    def add(self, fragment: int, values: Values) -> None:
         """Adds `values`, f32 [numel], to a fragment; padding is ignored."""
         self._check(fragment, values)
         for span, flat in self._flat[fragment]:
@@ -263,8 +266,9 @@ class FragmentView:
             self.write(index, values[first : first + size])
             first += size
 
-    def _check(self, fragment: int, values: Floats) -> None:
-        if values.shape != (self.numel(fragment),) or values.dtype != np.float32:
+    def _check(self, fragment: int, values: Values) -> None:
+        wanted = (self.numel(fragment),)
+        if tuple(values.shape) != wanted or values.dtype not in (np.float32, torch.float32):
             raise InternalError(
                 f"fragment {fragment} has {self.numel(fragment)} f32 elements,"
                 f" not {values.dtype} {values.shape}"
@@ -301,7 +305,9 @@ def _flat(tensors: Mapping[str, Tensor], span: TensorSpan) -> Tensor:
     return tensor.detach().view(-1)[span.start : span.end]
 
 
-def _tensor(values: Floats) -> Tensor:
+def _tensor(values: Values) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
     # torch has no read-only tensors and warns about memory it might write to.
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,9 +30,13 @@ from node.trainer.setup import TrainerSetup, decoded, limit_resources
 from protocol.errors import InternalError
 
 if TYPE_CHECKING:
-    from node.trainer.model import Floats, FragmentView
+    from node.trainer.model import Floats, FragmentView, Values
     from node.trainer.moments_view import MomentsView
     from protocol.messages import Gain
+
+
+COPYING: Final = (messages.OfferSlot, messages.Snapshot, messages.Assign, messages.Add)
+"""Commands whose answers come with the copies that they begin, in their order."""
 
 
 class Session:
@@ -118,7 +122,7 @@ class Session:
             action = self._actions.get(type(command))
             if action is None:
                 raise InternalError(f"{type(command).__name__} makes no sense here")
-            if not isinstance(command, messages.Snapshot | messages.OfferSlot):
+            if not isinstance(command, COPYING):
                 self._setup.copies.finish()  # Answers keep the order of the commands.
             self._started = time.monotonic()
             action(command)
@@ -195,6 +199,8 @@ class Session:
             command = self._end.glance(max(0.0, ends_s - time.monotonic()))
             if isinstance(command, messages.Pause | messages.Quit):
                 return True
+            if isinstance(command, messages.Assign | messages.Add) and command.slot in self._slots:
+                self._setup.copies.stage(self._slots[command.slot])  # Its turn comes soon.
             if command is None:
                 return False
 
@@ -221,28 +227,41 @@ class Session:
         return slot
 
     def _assign(self, command: messages.Assign) -> None:
+        setup = self._setup
+
+        def change(values: Values) -> None:
+            setup.view.blend(command.fragment, values, command.kept_frac)
+            setup.spread_weights(command.fragment)
+
         slot = self._slot(command.slot, command.numel)
-        self._setup.view.blend(command.fragment, slot.values, command.kept_frac)
-        self._setup.spread_weights(command.fragment)
+        setup.copies.write(slot, change, self._once_copied(command.job))
         self._assigned.add(command.fragment)
-        self._done(command.job)
 
     def _add(self, command: messages.Add) -> None:
+        setup = self._setup
+
+        def change(values: Values) -> None:
+            setup.view.add(command.fragment, values)
+            setup.spread_weights(command.fragment)
+
         slot = self._slot(command.slot, command.numel)
-        self._setup.view.add(command.fragment, slot.values)
-        self._setup.spread_weights(command.fragment)
-        self._done(command.job)
+        setup.copies.write(slot, change, self._once_copied(command.job))
 
     def _snapshot(self, command: messages.Snapshot) -> None:
-        started = time.monotonic()
         slot = self._slot(command.slot, command.numel)
+        told = self._once_copied(command.job)
+        self._setup.copies.read(self._setup.view, command.fragment, slot, told)
+
+    def _once_copied(self, job: int) -> Callable[[], None]:
+        """Answers that a command is carried out as of now, once it is called."""
+        started = self._started
         loop, reader = self._setup.loop, self._setup.loop.reader
         at, place = (loop.local_step, loop.tokens_total), (reader.position, reader.sequence)
 
         def told() -> None:
-            self._end.send(messages.Done(command.job, *at, time.monotonic() - started, *place))
+            self._end.send(messages.Done(job, *at, time.monotonic() - started, *place))
 
-        self._setup.copies.read(self._setup.view, command.fragment, slot, told)
+        return told
 
     def _capture_moments(self, command: messages.CaptureMoments) -> None:
         slot = self._slot(command.slot, command.numel)
@@ -290,10 +309,7 @@ class Session:
         return [(self._setup.view, pieces[:count]), (self._setup.moments, pieces[count:])]
 
     def _done(self, job: int) -> None:
-        loop, reader = self._setup.loop, self._setup.loop.reader
-        seconds = time.monotonic() - self._started
-        at, place = (loop.local_step, loop.tokens_total), (reader.position, reader.sequence)
-        self._end.send(messages.Done(job, *at, seconds, *place))
+        self._once_copied(job)()
 
     def _blocks(self, command: messages.Blocks) -> None:
         self._setup.loop.reader.append(command.ranges, command.start_sequence)
@@ -393,7 +409,7 @@ class Session:
         """
         while isinstance(self._end.peek(), messages.AMID):
             command = self._end.receive(0.0)
-            if not isinstance(command, messages.Snapshot | messages.OfferSlot):
+            if not isinstance(command, COPYING):
                 self._setup.copies.finish()
             self._started = time.monotonic()
             self._actions[type(command)](command)
