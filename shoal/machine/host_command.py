@@ -66,7 +66,7 @@ def host(
     home: choices.HomeHere,
 ) -> int:
     """Make a project of your own text, and host it until Ctrl-C."""
-    place = text.expanduser().absolute()
+    place = _one_text(text.expanduser().absolute())
     path = Path(f"{_file_name(name)}.toml")
     if path.exists():
         _require_same(path, place)
@@ -153,6 +153,15 @@ def source_of(place: Path) -> str:
     if table.suffix != PARQUET and any(one.suffix in TEXT_SUFFIXES for one in place.rglob("*")):
         return "folder"  # Of programs, say, with their settings beside them.
     return "parquet" if table.suffix == PARQUET else "jsonl"
+
+
+def _one_text(place: Path) -> Path:
+    """The file itself, where a folder holds one text only: of one file a part is held out, and of
+    one document all or nothing."""
+    if not place.is_dir() or _table_at(place) is not None:
+        return place
+    texts = [one for one in place.rglob("*") if one.is_file() and one.suffix in TEXT_SUFFIXES]
+    return texts[0] if len(texts) == 1 else place
 
 
 def _table_at(place: Path) -> Path | None:

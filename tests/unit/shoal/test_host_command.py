@@ -103,6 +103,17 @@ def test_of_few_texts_more_are_held_out(started, tmp_path, capsys):
     assert read_file(tmp_path / "few.toml").data.heldout_frac > 0.02
 
 
+def test_a_folder_with_one_text_is_that_text(started, tmp_path, capsys):
+    folder = tmp_path / "novel"
+    folder.mkdir()
+    write_text(folder / "chapters.txt", chars=60_000)
+    for _ in range(2):
+        assert main(["host", "novel", "--name", "novel"]) == 0
+    data = read_file(tmp_path / "novel.toml").data
+    assert (data.source, data.location) == ("file", str(folder / "chapters.txt"))
+    assert f"reads {folder / 'chapters.txt'}" in capsys.readouterr().out
+
+
 def test_what_may_not_leave_this_machine_does_not(started, texts, tmp_path):
     assert main(["host", "letters", "--name", "mine", "--private"]) == 0
     assert read_signed(tmp_path / "mine.shoal").genesis.published is None
