@@ -42,6 +42,9 @@ LOUD = (
 )
 """Facts that belong on a terminal; all others only go to the file."""
 
+STANDS: Final = "following the log"
+"""What a learner's link says once it stands (`node.machine.syncer_link.Link`)."""
+
 TAIL_BYTES: Final = 8 << 10
 TAIL_LINES: Final = 20
 
@@ -69,6 +72,28 @@ class _Lines(logging.Formatter):
         return msgspec.json.encode(line).decode() if self._is_json else line.human()
 
 
+class _NewsOfTheLink(logging.Filter):
+    """Lets each thing that the link to the syncer says through once, until it stands again.
+
+    A learner tries every few seconds for as long as the syncer is away, hours at times.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "fact", "") != trace.LinkChanged.__name__:
+            return True
+        text = record.getMessage()
+        if text == STANDS:
+            self._said.clear()
+            return True
+        is_new = text not in self._said
+        self._said.add(text)
+        return is_new
+
+
 def set_up(path: Path, *, is_json: bool | None) -> None:
     """Send Shoal's log to the terminal and to a rotated file; silence foreign chatter.
 
@@ -88,6 +113,7 @@ def set_up(path: Path, *, is_json: bool | None) -> None:
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.INFO)
     screen.addFilter(lambda record: not getattr(record, "is_only_for_file", False))
+    screen.addFilter(_NewsOfTheLink())
     screen.setFormatter(_Lines(is_json=not sys.stderr.isatty() if is_json is None else is_json))
     shoal.addHandler(screen)
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)

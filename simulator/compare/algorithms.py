@@ -241,9 +241,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         _decoupled(
             "-uneven",
-            "one learner takes eight times as much per local step as each of the others",
-            inner={"batch_sequences": 3, "batch_sequences_max": 24},
-            batches=(3, 3, 3, 24),
+            "one learner of sixteen takes eight times as much per local step as each of the others",
+            inner={"batch_sequences": 6, "batch_sequences_max": 48},
+            rounds={"weights": "tokens"},
+            batches=(48, *15 * (6,)),
         ),
         _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
         _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),
