@@ -667,6 +667,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """Filled in by `shoal status`, where no syncer that leads runs beside it."""
     shards: ShardStatus | None = None
     """Of published data; None where every learner has them itself."""
+    is_sharded: bool = False
+    """Each of the ranks holds a part of the model."""
 
 
 Status = SyncerStatus | NodeStatus

@@ -46,6 +46,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[int, Meta(ge=1, le=64)] | None,
         _about("devices", "Devices that train as one, a process each; as many as are named."),
     ] = None
+    sharded: Annotated[
+        bool,
+        _about("", "These devices hold the model together, each a part of it, by torch's FSDP2."),
+    ] = False
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         _about("threads", "CPU threads for training; from limits.cpu_percent otherwise."),

@@ -14,6 +14,7 @@ from node.governor.status_rows import owner_limits_status
 from node.machine.learner import LearnerMachine
 from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
+from node.trainer.link.messages import Ready
 from protocol import limits, standing
 from protocol.ids import short
 from protocol.log.accounts import suspended_words
@@ -222,6 +223,13 @@ def _with_less(said: str, limits_status: GuestStatus | None) -> str:
     return f"Training at reduced limits, because {limits_status.because}."
 
 
+def _ranks(ready: Ready | None) -> dict[str, Any]:
+    """How many processes train, and whether they hold the model together."""
+    if ready is None:
+        return {}
+    return {"ranks": ready.ranks, "is_sharded": ready.is_sharded}
+
+
 @dataclass(slots=True)
 class PayloadCounts:
     """What was pushed and what was merged, in bytes and in parameters."""
@@ -290,7 +298,7 @@ class StatusReporter:
             notices=list(daemon.notices),
             trust=tally.trust,
             guest=owner_limits,
-            ranks=trainer.ready.ranks if trainer.ready else 1,
+            **_ranks(trainer.ready),
             receipt=daemon.contributions.status(len(fragments)),
             sample=daemon.sampler.newest,
             younger=machine.younger,

@@ -136,6 +136,7 @@ def trainer_configuration(
         duty_frac=options.duty_frac,
         device=options.device or device_wanted(owner),
         ranks=1 if trainer else options.ranks,
+        sharded=owner.learner.sharded and not trainer,
         trainer=trainer,
         compiles=owner.learner.compile,
         base_in_4_bits=owner.learner.base_in_4_bits,

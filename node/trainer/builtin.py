@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import TYPE_CHECKING, Any, Self
 
 import accelerate
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ class BuiltinTrainer:
     """A model, what it is to say, and its optimizer."""
 
     announces_moves = True
+    is_sharded = False
+    """This rank holds a part of each tensor (`node.trainer.ranks.sharded`)."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class BuiltinTrainer:
         """
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
-        self.model = model.to(self.device).train()
+        self.model = self._placed(model).train()
         self.inner = inner
         self.micro_batch = min(micro_batch or inner.batch_sequences, inner.batch_sequences)
         self.positions = positions
@@ -72,6 +75,14 @@ class BuiltinTrainer:
         )
         self._group: RankGroup | None = None
         self._leading: Followers | None = None
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        """The model on this rank's device."""
+        return model.to(self.device)
+
+    def take_batch(self, sequences: int) -> None:
+        """How many sequences every local step takes from now on."""
+        self.inner = msgspec.structs.replace(self.inner, batch_sequences=sequences)
 
     def join(self, group: RankGroup, leading: Followers | None) -> None:
         """Local steps are taken together with other ranks from now on; rank 0 is the one that
@@ -101,19 +112,15 @@ class BuiltinTrainer:
         try:
             loss = self._gradients(batch, terms, work.rest)
         except StepAbandoned:
-            if self._leading is not None:
-                self._leading.abandon()
-            if group is not None:
-                group.agree(0.0, is_abandoned=True)
+            self._give_up()
             raise
         if group is not None:
             agreed = group.agree(loss, is_abandoned=False)
             if agreed is None:
                 raise StepAbandoned
             loss = agreed
-            group.add_up(list(self.model.parameters()))
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.inner.grad_norm_max)
-        if math.isfinite(float(norm)):
+            self._add_up(group)
+        if math.isfinite(self._clip()):
             for one in self.optimizer.param_groups:
                 one["lr"] = work.learning_rate
             work.moving()
@@ -122,6 +129,22 @@ class BuiltinTrainer:
             loss = math.nan  # One bad batch must not turn every weight into NaN.
         self.optimizer.zero_grad(set_to_none=True)
         return loss
+
+    def _give_up(self) -> None:
+        """The other ranks hear that this step shall not count."""
+        if self._leading is not None:
+            self._leading.abandon()
+        if self._group is not None:
+            self._group.agree(0.0, is_abandoned=True)
+
+    def _add_up(self, group: RankGroup) -> None:
+        """Every gradient becomes that of the whole batch."""
+        group.add_up(list(self.model.parameters()))
+
+    def _clip(self) -> float:
+        """Shortens the gradient to the norm that the project allows; the norm that it had."""
+        largest = self.inner.grad_norm_max
+        return float(self.accelerator.clip_grad_norm_(self.model.parameters(), largest))
 
     def _gradients(self, batch: Samples, terms: int, rest: Rest) -> float:
         """Adds up the gradients of a batch's mean loss over `terms`: its part of that loss.
@@ -148,7 +171,7 @@ class BuiltinTrainer:
             loss += self._pass(batch[first : first + self.micro_batch], terms)
         return loss
 
-    def _pass(self, samples: Samples, terms: int) -> float:
+    def _pass(self, samples: Samples, terms: float) -> float:
         """Forward and backward: the loss of these samples over `terms`."""
         piece = torch.from_numpy(samples).to(self.device)
         with self.accelerator.autocast():
@@ -218,6 +241,15 @@ class BuiltinTrainer:
         finally:
             set_random_state(self.device, *random)
 
+    def least(self, number: int) -> int:
+        """The smallest of those that ranks which compute in step have; its own, where they do
+        not."""
+        return number
+
+    def trained_bytes(self) -> int:
+        """Of the trained tensors, as far as this rank holds them."""
+        return sum(one.nbytes for one in self.model.parameters() if one.requires_grad)
+
     def forget_gradients(self) -> None:
         """Frees what rehearsals left."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -225,11 +257,10 @@ class BuiltinTrainer:
 
     # The optimizer's state.
 
-    @property
     def moments_bytes(self) -> int:
-        """Memory that the moments take once every tensor has moved."""
-        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
-        return trained * (2 if isinstance(self.optimizer, EightBitAdamW) else 8)
+        """What the moments take once every tensor has moved, as far as this rank holds them."""
+        trained = self.trained_bytes()
+        return trained // 2 if isinstance(self.optimizer, EightBitAdamW) else 2 * trained
 
     def state(self) -> State:
         """AdamW's two moments and its counter; Muon's momentum is a first moment."""
@@ -270,24 +301,27 @@ class BuiltinTrainer:
         other._forward = other.model = copy.deepcopy(self.model, frozen).eval()
         return other
 
+    def _look(self, loss: LossSum, samples: Samples) -> Tensor:
+        """What the model says of samples, without gradients wherever it is called."""
+        piece = torch.from_numpy(samples).to(self.device)
+        with self.accelerator.autocast():
+            return loss(self.model, piece)
+
     def heldout_loss(self, samples: Samples, rest: Rest) -> float:
         """Cross-entropy in nats per token, or whatever else the model says, in f32-summed order."""
         total = 0.0
         for first in range(0, len(samples), self.micro_batch):
             if first:
                 rest()
-            piece = torch.from_numpy(samples[first : first + self.micro_batch])
-            with self.accelerator.autocast():
-                total += float(self.objective.measured(self.model, piece.to(self.device)))
+            piece = samples[first : first + self.micro_batch]
+            total += float(self._look(self.objective.measured, piece))
         return total / self.objective.terms(samples)
 
     def losses(self, samples: Samples, rest: Rest) -> Losses:
         """Mean cross-entropy of each sample."""
         found = []
         for first in range(0, len(samples), self.micro_batch):
-            piece = torch.from_numpy(samples[first : first + self.micro_batch]).to(self.device)
-            with self.accelerator.autocast():
-                losses = self.objective.each(self.model, piece)
+            losses = self._look(self.objective.each, samples[first : first + self.micro_batch])
             found.append(losses.cpu().numpy().astype(np.float64))
             rest()
         return np.concatenate(found)
@@ -303,6 +337,7 @@ class BuiltinTrainer:
             top_k=0,
             eos_token_id=end,
             pad_token_id=end,
+            synced_gpus=self.is_sharded,
         )
         written: list[int] = produced[0, len(ids) :].tolist()
         return written

@@ -34,8 +34,9 @@ def named_devices(device: str | None) -> tuple[str, ...]:
     return names
 
 
-def ranks_wanted(device: str | None, ranks: int | None) -> int:
-    """How many processes train. UserError if that is not how many devices are named."""
+def ranks_wanted(device: str | None, ranks: int | None, *, is_sharded: bool = False) -> int:
+    """How many processes train. UserError if that is not how many devices are named, or if one
+    should share the model with others."""
     named = named_devices(device)
     wanted = ranks or max(1, len(named))
     if len(named) > 1 and wanted != len(named):
@@ -47,6 +48,11 @@ def ranks_wanted(device: str | None, ranks: int | None) -> int:
         raise UserError(f"{named[0]} is one device for {wanted} ranks. Name the others too.")
     if wanted > 1 and named and named[0] in ONE_RANK:
         raise UserError(f"{named[0]} can have only one process. Set learner.ranks to 1.")
+    if is_sharded and wanted == 1:
+        raise UserError(
+            "With learner.sharded several devices hold the model together, and there is one. Name "
+            "several in learner.device, set learner.ranks, or set learner.sharded to false."
+        )
     return wanted
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from node.trainer.model import Floats, FragmentView
+from node.trainer.loop import view_of
+from node.trainer.model import Floats
 from node.trainer.own.interface import Losses, Samples, TellsLosses, Trainer
 from protocol.errors import InternalError
 from protocol.fragments import Layout
@@ -63,7 +64,7 @@ def measure_gain(
         before = [_losses(trainer, text, worked) for text in texts]
         if not all(np.isfinite(losses).all() for losses in before):
             raise NotFinite
-        FragmentView(trainer.tensors(), layout).write(change.fragment, change.values)
+        view_of(trainer, layout).write(change.fragment, change.values)
         after = [_losses(trainer, text, worked) for text in texts]
     return tuple(map(_gain, before, after))
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import accelerate
 import torch
@@ -56,6 +56,23 @@ Between = Callable[[float], float]
 that it rested. May raise StepAbandoned."""
 
 
+@runtime_checkable
+class InParts(Protocol):
+    """A trainer that holds a part of each tensor, and so reads and writes fragments its own way."""
+
+    def fragment_view(self, layout: Layout) -> FragmentView: ...
+
+    def moments_view(self, layout: Layout) -> MomentsView: ...
+
+
+def view_of(trainer: Trainer, layout: Layout) -> FragmentView:
+    """A trainer's weights as fragments."""
+    one: object = trainer
+    if isinstance(one, InParts):
+        return one.fragment_view(layout)
+    return FragmentView(trainer.tensors(), layout)
+
+
 class InnerLoop(Generic[T_co]):
     """A trainer's place in the text, its counters, its schedule."""
 
@@ -83,8 +100,15 @@ class InnerLoop(Generic[T_co]):
         self.before_moving: Callable[[], None] = lambda: None
         """Called before the optimizer moves the weights."""
 
+    def view(self, layout: Layout) -> FragmentView:
+        """The weights as fragments."""
+        return view_of(self.trainer, layout)
+
     def moments(self, layout: Layout) -> MomentsView:
         """The optimizer's state as fragments."""
+        trainer: object = self.trainer
+        if isinstance(trainer, InParts):
+            return trainer.moments_view(layout)
         return MomentsView(self.trainer, layout)
 
     @property
@@ -184,11 +208,11 @@ class InnerLoop(Generic[T_co]):
             if isinstance(trainer, Twinned):
                 twin = cast(T_co, trainer.twin())
                 if values is not None:
-                    FragmentView(twin.tensors(), layout).write_all(values)
+                    view_of(twin, layout).write_all(values)
                 yield twin
                 return
-            view = FragmentView(self.trainer.tensors(), layout)
-            kept = view.copies()
+            view = self.view(layout)
+            kept = view.copies() if values is not None else []
             try:
                 if values is not None:
                     view.write_all(values)

@@ -5,8 +5,9 @@ Also describes such code for signing: its tensors, its data and its first weight
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -51,7 +52,13 @@ def builtin(start: Start) -> BuiltinTrainer:
         network = network_of(genesis, start.cache)
         if machine.base_in_4_bits and genesis.adapter is not None:
             hold_in_four_bits(network, start.accelerator.device)
-    trainer = BuiltinTrainer(
+    if start.sharing is not None and machine.optimizer_in_8_bits:
+        raise UserError(
+            "Moments in 8 bits do not go with a model that is cut up between devices. Start again"
+            " with: shoal config unset learner.optimizer_in_8_bits"
+        )
+    make = BuiltinTrainer if start.sharing is None else _sharded(start)
+    trainer = make(
         network,
         start.inner,
         accelerator=start.accelerator,
@@ -80,6 +87,24 @@ def builtin(start: Start) -> BuiltinTrainer:
             trainer.rehearse(trainer.micro_batch)
             trainer.forget_gradients()
     return trainer
+
+
+def _sharded(start: Start) -> Callable[..., BuiltinTrainer]:
+    """What makes a trainer of this rank's part of the model. UserError where that cannot be."""
+    from node.trainer.ranks.sharded import ShardedTrainer
+
+    if start.inner.optimizer == "muon":
+        raise UserError(
+            "This project trains with Muon, whose steps need whole matrices. Set learner.sharded to"
+            " false, or take part in another project."
+        )
+    if start.machine.base_in_4_bits and start.genesis.adapter is not None:
+        raise UserError(
+            "A base model in 4 bits is not cut up between devices. Set learner.sharded or"
+            " learner.base_in_4_bits to false."
+        )
+    assert start.sharing is not None, "there are ranks to share with"
+    return partial(ShardedTrainer, group=start.sharing)
 
 
 def check_fits(genesis: Genesis, vocabulary_size: int) -> None:

@@ -3,7 +3,8 @@
 A dry step is the worst that training asks for: sequences of full length, gradients kept from the
 pass before, and room for the optimizer's moments, which a fresh trainer does not have yet. An
 accelerator says when its memory is full, so there the largest pieces are tried first. A processor's
-system does not say, it ends the process; there one sequence is measured and the rest computed.
+system does not say, it ends the process; there one sequence is measured and the rest computed. So
+it is where ranks hold the model together, for none of them may fail alone.
 
 What an accelerator took is remembered in the home's cache, by model, device, precision, and the
 versions of driver and torch. A processor's memory is others' too, and is looked at each time.
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -69,6 +70,8 @@ def fit(
     try:
         if trainer.device.type == "cpu":
             return _computed(trainer, dry, wanted, room_bytes, ranks)
+        if trainer.is_sharded:
+            return _computed_there(trainer, dry, wanted)
         facts = {**_facts(trainer, genesis), "sequences": str(wanted)}
         known = recall(folder, facts)
         if known is not None and 1 <= known <= wanted:
@@ -106,7 +109,7 @@ def _tried(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> 
 
 
 def _moments_room(trainer: BuiltinTrainer) -> Tensor:
-    return torch.zeros(trainer.moments_bytes, dtype=torch.uint8, device=trainer.device)
+    return torch.zeros(trainer.moments_bytes(), dtype=torch.uint8, device=trainer.device)
 
 
 def _computed(
@@ -124,9 +127,36 @@ def _computed(
     free = ROOM_FRAC * float(psutil.virtual_memory().available) / ranks
     if room_bytes is not None:
         free = min(free, room_bytes - before)
-    free -= trainer.moments_bytes  # To come.
-    if each > free and trainer.checkpoint_activations():
+    free -= trainer.moments_bytes()  # To come.
+    is_enough = trainer.least(int(each <= free))
+    if not is_enough and trainer.checkpoint_activations():
         return _computed(trainer, dry, wanted, room_bytes, ranks)
+    return trainer.least(_of(free, each, wanted))
+
+
+def _computed_there(trainer: BuiltinTrainer, dry: Callable[[int], None], wanted: int) -> int:
+    """The same on an accelerator: a rank that ran out of memory would leave others waiting for it
+    in the middle of a pass. Not run on a real device."""
+    device = trainer.device
+    library: Any = torch.cuda if device.type == "cuda" else torch.xpu
+    dry(1)
+    library.empty_cache()
+    library.reset_peak_memory_stats(device)
+    before = library.memory_allocated(device)
+    dry(1)
+    each = library.max_memory_allocated(device) - before
+    room, total = library.mem_get_info(device)
+    # The owner's ceiling, as `memory_limits` set it.
+    ceiling = total * library.get_per_process_memory_fraction(device) - before
+    free = ROOM_FRAC * (min(room, ceiling) - trainer.moments_bytes())
+    is_enough = trainer.least(int(each <= free))
+    if not is_enough and trainer.checkpoint_activations():
+        return _computed_there(trainer, dry, wanted)
+    return trainer.least(_of(free, each, wanted))
+
+
+def _of(free: float, each: int, wanted: int) -> int:
+    """How many sequences of so many bytes each, 1 at least."""
     return wanted if not each else max(1, min(wanted, int(free // each)))
 
 
@@ -154,7 +184,7 @@ def _facts(trainer: BuiltinTrainer, genesis: Genesis) -> dict[str, str]:
     facts = {
         "model": blake3(model).hexdigest(16),
         "sequence_tokens": str(genesis.data.sequence_tokens),
-        "optimizer": f"{trainer.inner.optimizer}, {trainer.moments_bytes} bytes",
+        "optimizer": f"{trainer.inner.optimizer}, {trainer.moments_bytes()} bytes",
         "device": trainer.device.type,
         "precision": trainer.accelerator.mixed_precision,
         "torch": str(torch.__version__),

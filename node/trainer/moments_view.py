@@ -37,7 +37,8 @@ class MomentsView:
             for key, base in (("first", 0), ("second", n)):
                 if key in state:
                     target = torch.from_numpy(out[base + span.offset :][: span.numel])
-                    target.copy_(state[key].detach().reshape(-1)[span.start : span.end])
+                    whole = self._whole(state[key]).detach().reshape(-1)
+                    target.copy_(whole[span.start : span.end])
             out[2 * n + number] = float(state.get("step", 1.0))
 
     def write(self, fragment: int, values: Floats) -> None:
@@ -54,11 +55,27 @@ class MomentsView:
             # Other rows of it may lie in this fragment, or have come with another one.
             former = states.get(span.name, kept.get(span.name, {}))
             states[span.name] = {
-                "first": _with(tensor, former.get("first"), span, first),
-                "second": _with(tensor, former.get("second"), span, second),
+                "first": self._with(tensor, former.get("first"), span, first),
+                "second": self._with(tensor, former.get("second"), span, second),
                 "step": torch.tensor(step, dtype=torch.float32),
             }
         self._trainer.load_state(states)
+
+    def _whole(self, moments: Tensor) -> Tensor:
+        """One of the moments of a whole tensor."""
+        return moments
+
+    def _with(
+        self, tensor: Tensor, former: Tensor | None, span: TensorSpan, values: Floats
+    ) -> Tensor:
+        """A new tensor as the optimizer keeps its moments, with these values where the span lies:
+        `values` of its whole fragment. former: what else is there; None for zeros."""
+        moments = torch.zeros_like(tensor, memory_format=torch.preserve_format)
+        if former is not None and span.numel < tensor.numel():
+            moments.copy_(former)
+        here = torch.from_numpy(values[span.offset :][: span.numel].copy())
+        moments.view(-1)[span.start : span.end].copy_(here)
+        return moments
 
     def _check(self, fragment: int, values: Floats) -> Fragment:
         if not 0 <= fragment < len(self.layout.fragments):
@@ -67,13 +84,3 @@ class MomentsView:
         if values.shape != (moments_numel(cut),) or values.dtype != np.float32:
             raise InternalError(f"moments of fragment {fragment} are not {values.shape}")
         return cut
-
-
-def _with(tensor: Tensor, former: Tensor | None, span: TensorSpan, values: Floats) -> Tensor:
-    """A new tensor as the optimizer keeps its moments, with these values where the span lies."""
-    moments = torch.zeros_like(tensor, memory_format=torch.preserve_format)
-    if former is not None and span.numel < tensor.numel():
-        moments.copy_(former)
-    here = torch.from_numpy(values[span.offset :][: span.numel].copy())
-    moments.view(-1)[span.start : span.end].copy_(here)
-    return moments

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from node.trainer.own.samples import OwnSamples
     from node.trainer.ranks.followers import Followers
     from node.trainer.ranks.group import RankGroup
+    from node.trainer.ranks.sharded import InStep
     from node.trainer.text.corpus import Corpus
     from node.trainer.text.masking import MaskedText
     from node.trainer.text.reader import BlockReader, Sequences
@@ -62,6 +63,11 @@ GRADIENT_BYTES: Final = 4
 MOMENTS_BYTES: Final = {False: 8, True: 2}
 """Of one parameter, in f32 and in 8 bits; the first local step makes gradients and moments."""
 
+NOTHING_TO_SHARE: Final = (
+    "one device trains and holds the whole model: learner.sharded needs several, and a sequence of "
+    "the batch for each"
+)
+
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -75,7 +81,7 @@ class OtherRanks(Protocol):
         """The text is there: others may start."""
 
     def meet(self, device: torch.device) -> RankGroup:
-        """The model is there: returns when all have it."""
+        """The model is there, or all are about to make it together: returns once all have come."""
 
 
 class TrainerSetup:
@@ -104,6 +110,7 @@ class TrainerSetup:
             memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
         has_room = accelerator.device.type != "cpu"
         adjustments = list(text.facts.notes) if text is not None else []
+        self._sharing = self._found_to_share(configure, accelerator.device, adjustments)
         with failing_as("model"):
             self.layout = model.layout_of(genesis)
             self.trainer = self._made(
@@ -116,29 +123,42 @@ class TrainerSetup:
                     phase=self._phase,
                     tell=adjustments.append,
                     images=_images(text),
+                    sharing=self._sharing,
                 )
             )
         self.seed(genesis.seed, configure.seed_salt)
         self.corpus: Data = text or self._own_samples(genesis)
+        device, inner = accelerator.device, self._with_batch(inner, has_room=has_room)
         self.loop: InnerLoop[Trainer] = loop.InnerLoop(
-            self.trainer,
-            self._reader(genesis),
-            inner.with_batch(self._batch(inner, has_room=has_room)),
-            device=accelerator.device,
-            adjustments=adjustments,
+            self.trainer, self._reader(genesis), inner, device=device, adjustments=adjustments
         )
         # After the move to the device: the view holds the tensors that are trained.
-        self.view: FragmentView = model.FragmentView(self.trainer.tensors(), self.layout)
+        self.view: FragmentView = self.loop.view(self.layout)
         self.moments: MomentsView = self.loop.moments(self.layout)
-        self.copies: Copies = capture.copies_for(accelerator.device)
+        self.copies: Copies = capture.copies_for(device)
         self.loop.before_moving = self.copies.fence
-        self._meet()
+        self._join(device)
         step_bytes = GRADIENT_BYTES + MOMENTS_BYTES[configure.optimizer_in_8_bits]
         memory_limits.limit_host_memory(
             configure.ram_bytes_max,
             ceiling=configure.ram_ceiling_bytes,
-            step_bytes=step_bytes * self.layout.parameters,
+            step_bytes=step_bytes * self._parameters_here(),
         )
+
+    def _found_to_share(
+        self, configure: messages.Configure, device: torch.device, adjustments: list[str]
+    ) -> RankGroup | None:
+        """The ranks that hold the model together, once all are there; None where each has it
+        whole."""
+        group = self._met(device) if configure.sharded else None
+        if configure.sharded and group is None:
+            adjustments.append(NOTHING_TO_SHARE)
+        return group
+
+    def _parameters_here(self) -> int:
+        """Of the model, as many as this rank trains."""
+        together = self._sharing.ranks if self._sharing is not None else 1
+        return -(-self.layout.parameters // together)
 
     def _opened(self, configure: messages.Configure, genesis: Genesis) -> Data:
         """Text or images; no torch yet, so that bad data is noticed in a second."""
@@ -178,25 +198,32 @@ class TrainerSetup:
             sample_tokens=genesis.data.sequence_tokens,
         )
 
-    def _meet(self) -> None:
-        """Returns when all ranks have their model."""
-        if self._others is None:
-            return
-        with self._phase("ranks"), _failing_device():
-            self._group = self._others.meet(self.loop.device)
-            trainer: object = self.trainer
-            if not isinstance(trainer, Ranked):
-                raise InternalError("this training code does not train with other ranks")
-            trainer.join(self._group, self._followers)
+    def _met(self, device: torch.device) -> RankGroup | None:
+        """The other ranks, once all are there; None where there is one."""
+        if self._others is not None and self._group is None:
+            with self._phase("ranks"), _failing_device():
+                self._group = self._others.meet(device)
+        return self._group
 
-    def _batch(self, inner: InnerSpec, *, has_room: bool) -> int:
-        """What a local step takes where the batch has a range: on an accelerator all that goes
-        through its ranks at once, elsewhere the fewest, and at least one sequence for each rank."""
+    def _join(self, device: torch.device) -> None:
+        """Returns when all ranks have their model, or are there to make it together."""
+        group, trainer = self._met(device), cast(object, self.trainer)
+        if group is None:
+            return
+        if not isinstance(trainer, Ranked):
+            raise InternalError("this training code does not train with other ranks")
+        trainer.join(group, self._followers)
+
+    def _with_batch(self, inner: InnerSpec, *, has_room: bool) -> InnerSpec:
+        """With what a local step takes, where the batch has a range: on an accelerator all that
+        goes through its ranks at once, elsewhere the fewest, and at least one for each rank."""
         ranks = self._others.ranks if self._others is not None else 1
         trainer: object = self.trainer
-        if has_room and isinstance(trainer, Fits):
-            return ranks * trainer.micro_batch
-        return max(ranks, inner.batch_sequences)
+        if not isinstance(trainer, Fits):
+            return inner.with_batch(inner.batch_sequences)
+        found = inner.with_batch(ranks * trainer.micro_batch if has_room else max(ranks, 1))
+        trainer.take_batch(found.batch_sequences)
+        return found
 
     @property
     def micro_batch(self) -> int:
@@ -219,7 +246,12 @@ class TrainerSetup:
         seed_random_stream(seed, salt, rank=rank, local_step=local_step)
 
     def spread_weights(self, fragment: int) -> None:
-        """Rank 0's weights of a fragment become those of every rank; all must call it."""
+        """Rank 0's weights of a fragment become those of every rank; all must call it.
+
+        Ranks that hold a model together have them all as soon as they are written.
+        """
+        if self._sharing is not None:
+            return
         if self._followers is not None:
             self._followers.spread_weights(fragment)
         if self._group is not None:
@@ -237,6 +269,16 @@ class TrainerSetup:
         self._group.spread([passing])
         if self._others is not None and self._others.rank:
             torch.from_numpy(values).copy_(passing)
+
+    def follow(self, order: InStep) -> None:
+        """Takes this rank's part in what rank 0 does with a model that they hold together."""
+        from node.trainer.ranks import sharded
+
+        trainer, view, moments = self.trainer, self.view, self.moments
+        assert isinstance(trainer, sharded.ShardedTrainer)
+        assert isinstance(view, sharded.ShardedView)
+        assert isinstance(moments, sharded.ShardedMoments)
+        sharded.follow(order, trainer, view, moments)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -261,6 +303,7 @@ class TrainerSetup:
             adjustments=self.loop.take_adjustments(),
             batch_sequences=self.loop.inner.batch_sequences,
             in_low_bits=self._in_low_bits,
+            is_sharded=self._sharing is not None,
         )
 
     def _devices(self) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from host.files.home import Home
 from host.files.local_settings import Settings
+from node.trainer.devices import named_devices, ranks_wanted
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import Charter, Genesis, is_files
 from shoal.doctor import diagnosis, joining, probes, requirements
@@ -66,14 +67,26 @@ def examined(genesis: Genesis, charter: Charter, settings: Settings) -> list[Fin
     """What is found of fit, pace and bandwidth. Takes a trial's time where one is needed."""
     needs = requirements.needs_of(genesis, charter, settings.learner)
     available, _, _ = probes.memory(settings.limits.ram_bytes_max)
-    trial = None
+    most, trial = probes.most_memory(available), devices_together(settings)
     # What somebody's own code takes is not known before it trains.
-    if genesis.trainer is None and wants_trial(needs, available, probes.most_memory(available)):
+    if trial is None and genesis.trainer is None and wants_trial(needs, available, most):
         log.info("trying the project's model once on this machine before joining")
         tokens = genesis.data.sequence_tokens
         wish = probes.wish_for(genesis.model, charter.inner, tokens, settings, genesis)
         trial = _told(probes.try_training(wish))
     return requirements.against(trial, None, needs, available, settings.limits)
+
+
+def devices_together(settings: Settings) -> TrialAnswer | None:
+    """The room of accelerators that hold a model together; nothing of them is tried.
+
+    None where one device holds it, and on processors, whose ranks have the same memory.
+    """
+    learner = settings.learner
+    if not learner.sharded or named_devices(learner.device)[:1] == ("cpu",):
+        return None
+    room = ranks_wanted(learner.device, learner.ranks) * probes.most_memory(0)
+    return TrialAnswer(device="accelerators", device_bytes=room) if room else None
 
 
 def wants_trial(needs: Needs, available: int, most: int) -> bool:

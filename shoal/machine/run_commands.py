@@ -84,6 +84,10 @@ class TrainerFlags:
             validators.Number(gte=1, lte=64),
         ),
     ] = None
+    sharded: Annotated[
+        bool | None,
+        choices.switch("These devices hold the model together, each of them a part of it."),
+    ] = None
     compile: Annotated[
         bool | None, choices.switch("Let torch.compile speed up the model, where it can.")
     ] = None
@@ -231,7 +235,7 @@ def _join(
         micro_batch=learner.micro_batch,
         batch_sequences=learner.batch_sequences,
         device=learner.device,
-        ranks=ranks_wanted(learner.device, learner.ranks),
+        ranks=ranks_wanted(learner.device, learner.ranks, is_sharded=learner.sharded),
         evaluates=learner.evaluate,
         shares_moments=learner.moments,
         bulk=bulk_at(learner.bulk_port),

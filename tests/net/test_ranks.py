@@ -28,19 +28,26 @@ from node.machine.jobs import (
     TrainerReady,
     TrainerSuspended,
 )
+from node.machine.moments import moments_numel
+from node.trainer.base_model import first_weights
 from node.trainer.loop import learning_rate
 from node.trainer.model import build_model, describe_model
 from node.trainer.text.corpus import open_corpus
 from protocol.log.records import Span
 from protocol.messages import SequencePlace
+from tests.support.adapter_project import adapter_genesis
 from tests.support.base_folder import base_folder
 from tests.support.chats import CHATML, chat_genesis, write_chats
+from tests.support.image_folder import image_project, masked_project, signed
 from tests.support.tiny_project import CONFIG, INNER, tiny_genesis
 from tests.support.trainer_bench import BLOCKS, bench, open_files
 
 pytestmark = pytest.mark.net
 
 GONE_S = 2.0
+
+SHARDED = pytest.mark.parametrize("sharded", [False, True], ids=["each whole", "together"])
+"""Each rank with the whole model, or with a part of it."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def genesis(folder):
-    return tiny_genesis(folder)
+    return tiny_genesis(folder, is_split=True)
 
 
 def family(pid):
@@ -72,11 +79,12 @@ async def until_gone(processes, timeout_s):
     return time.monotonic() - started
 
 
-async def train(genesis, folder, ranks, *, micro_batch=1):
+async def train(genesis, folder, ranks, *, micro_batch=1, sharded=False):
     """Losses and weights after two stretches of text, with a delivery between them."""
-    async with bench(genesis, folder, ranks=ranks, blocks=10, micro_batch=micro_batch) as one:
+    options = {"ranks": ranks, "sharded": sharded, "blocks": 10, "micro_batch": micro_batch}
+    async with bench(genesis, folder, **options) as one:
         await one.begin()
-        assert one.port.ready.ranks == ranks
+        assert (one.port.ready.ranks, one.port.ready.is_sharded) == (ranks, sharded)
         assert len(family(one.port.pid)) == ranks
         await one.until(lambda: Starved() in one.notes)
         assert isinstance(await one.deliver(1), Delivered)
@@ -98,6 +106,15 @@ def test_ranks_come_to_the_weights_of_one_rank_with_the_same_batch(genesis, fold
     assert len(alone[0]) == len(together[0]) == 20 * 6 // 4
     np.testing.assert_allclose(together[0], alone[0], rtol=2e-4)
     # AdamW divides by the size of gradients: where they are almost nothing, rounding shows.
+    np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
+    assert np.abs(together[1] - alone[1]).mean() < 1e-5
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_hold_the_model_together_have_the_losses_of_one(genesis, folder, alone, ranks):
+    together = uvloop.run(train(genesis, folder, ranks, sharded=True))
+    assert len(alone[0]) == len(together[0]) == 20 * 6 // 4
+    np.testing.assert_allclose(together[0], alone[0], atol=1e-5, rtol=0)
     np.testing.assert_allclose(together[1], alone[1], atol=2e-3)
     assert np.abs(together[1] - alone[1]).mean() < 1e-5
 
@@ -164,14 +181,15 @@ def test_more_ranks_than_sequences_are_not_started(genesis, folder):
     uvloop.run(run())
 
 
-def test_suspended_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
+@SHARDED
+def test_suspended_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder, sharded):
     """With dropout, so that every rank's random stream counts."""
     config = {**CONFIG, "attention_dropout": 0.2}
     model = describe_model("LlamaForCausalLM", config)
     random = msgspec.structs.replace(genesis, model=model)
 
     async def go(pauses):
-        async with bench(random, folder, ranks=2, micro_batch=1) as one:
+        async with bench(random, folder, ranks=2, micro_batch=1, sharded=sharded) as one:
             await one.begin()
             for after in pauses:
                 await one.until(lambda after=after: len(one.steps) >= after)
@@ -194,9 +212,10 @@ def test_suspended_ranks_are_all_gone_and_go_on_bit_for_bit(genesis, folder):
     np.testing.assert_array_equal(calm[2], disturbed[2])
 
 
-def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder):
+@SHARDED
+def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder, sharded):
     async def run():
-        async with bench(genesis, folder, ranks=2, blocks=4) as one:
+        async with bench(genesis, folder, ranks=2, blocks=4, sharded=sharded) as one:
             await one.begin()
             await one.until(lambda: Starved() in one.notes)
             captured = await one.port.capture(Capture(1, 7))
@@ -219,10 +238,81 @@ def test_captures_and_evaluations_are_those_of_rank_0(genesis, folder):
     uvloop.run(run())
 
 
+async def looked_at(genesis, folder, **options):
+    """What is measured, sampled and handed out after six local steps."""
+    async with bench(genesis, folder, blocks=4, **options) as one:
+        await one.begin()
+        await one.until(lambda: Starved() in one.notes)
+        before = await one.weights()
+        for fragment in range(genesis.fragments):
+            one.bank.freeze(0, fragment)
+        place = (SequencePlace(3, 0),) * 8
+        job = ProbePush(bytes(32), 1, "int4", bytes(32), 0, place, place)
+        found = {
+            "loss": (await one.port.evaluate(Evaluate(0, 4))).loss,
+            "gain": (await one.port.measure_gain(job, one.bank.theta(1) * 0.5)).own.mean,
+            "text": await one.port.generate("the quiet", 24),
+            "moments": np.concatenate(
+                await one.port.capture_moments(
+                    [moments_numel(one) for one in one.bank.layout.fragments]
+                )
+            ),
+            "weights": await one.weights(),
+        }
+        np.testing.assert_array_equal(found["weights"], before)  # Measured on others.
+        return found
+
+
+def test_ranks_that_hold_the_model_together_measure_and_keep_what_one_does(genesis, folder):
+    alone = uvloop.run(looked_at(genesis, folder))
+    together = uvloop.run(looked_at(genesis, folder, ranks=2, sharded=True))
+    assert together["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+    assert abs(alone["gain"]) > 1e-4
+    assert together["gain"] == pytest.approx(alone["gain"], abs=1e-6)
+    assert together["text"] == alone["text"] != ""
+    np.testing.assert_allclose(together["weights"], alone["weights"], atol=2e-3)
+    np.testing.assert_allclose(together["moments"], alone["moments"], atol=1e-4)
+
+
+def adapter(folder):
+    return adapter_genesis(folder, base_folder(folder / "model"))
+
+
+def images(folder):
+    return signed(folder, image_project(folder))
+
+
+def hidden(folder):
+    return signed(folder, masked_project(folder, data__publish=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [adapter, images, hidden])
+def test_ranks_hold_other_models_together_too(tmp_path, made):
+    async def run(**options):
+        weights = first_weights(genesis, None)
+        async with bench(genesis, tmp_path, blocks=6, weights=weights, **options) as one:
+            one.micro_batch = 1
+            await one.begin()
+            await one.until(lambda: Starved() in one.notes)
+            for fragment in range(genesis.fragments):
+                one.bank.freeze(0, fragment)
+            return [*one.losses, (await one.port.evaluate(Evaluate(0, 4))).loss]
+
+    genesis = made(tmp_path)
+    alone = uvloop.run(run())
+    assert len(alone) >= 6
+    together = uvloop.run(run(ranks=2, sharded=True))
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+@SHARDED
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 3)])
-def test_a_rank_that_is_killed_takes_the_others_with_it_and_is_named(genesis, folder, rank, ranks):
+def test_a_rank_that_is_killed_takes_the_others_with_it_and_is_named(
+    genesis, folder, rank, ranks, sharded
+):
     async def run():
-        async with bench(genesis, folder, ranks=ranks, blocks=400) as one:
+        async with bench(genesis, folder, ranks=ranks, blocks=400, sharded=sharded) as one:
             await one.begin()
             await one.until(lambda: len(one.steps) >= 2)
             processes = family(one.port.pid)

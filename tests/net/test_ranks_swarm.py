@@ -1,4 +1,7 @@
-"""A learner of two ranks in a swarm of real processes: merges, a rank's death, a pause, the end."""
+"""A learner of two ranks in a swarm of real processes: merges, a rank's death, a pause, the end.
+
+Once with the whole model on each rank, and once with a part of it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(1200)]
 class Pair:
     """A learner of two ranks beside one of one rank."""
 
-    def __init__(self, swarm):
+    def __init__(self, swarm, *, is_sharded):
         self.swarm = swarm
+        self.is_sharded = is_sharded
 
     def look(self):
         return self.swarm.learner("ada")
@@ -35,20 +39,21 @@ class Pair:
         self.swarm.until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+@pytest.fixture(scope="module", params=[(), ("--sharded",)], ids=["each whole", "together"])
+def pair(request, tmp_path_factory):
     with TinySwarm(tmp_path_factory.mktemp("ranks")) as swarm:
         swarm.prepare(chars=400_000)
         swarm.begin()
-        swarm.start_learner("ada", "--duty", "0.5", "--ranks", "2")
+        swarm.start_learner("ada", "--duty", "0.5", "--ranks", "2", *request.param)
         swarm.start_learner("bob", "--duty", "0.5")
-        yield Pair(swarm)
+        yield Pair(swarm, is_sharded=bool(request.param))
 
 
 def test_two_ranks_are_one_learner_whose_pushes_are_merged(pair):
     assert len(pair.ranks()) == 2
     now = pair.until(lambda now: now.merged >= 6, "merged pushes")
     assert (now.ranks, now.device, now.trainer_restarts) == (2, "cpu", 0)
+    assert now.is_sharded is pair.is_sharded
     syncer = pair.swarm.syncer()
     (ada,) = [peer for peer in syncer.peers if peer.name == "ada"]
     assert ada.merges

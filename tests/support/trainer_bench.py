@@ -37,7 +37,16 @@ class Bench:
     """A learner's trainer port, with weights, and everything that it noted."""
 
     def __init__(
-        self, genesis, folder, pool, *, blocks=BLOCKS, micro_batch=2, ranks=1, weights=None
+        self,
+        genesis,
+        folder,
+        pool,
+        *,
+        blocks=BLOCKS,
+        micro_batch=2,
+        ranks=1,
+        sharded=False,
+        weights=None,
     ):
         self.genesis, self.folder, self.micro_batch = genesis, folder, micro_batch
         self.notes = []
@@ -57,6 +66,7 @@ class Bench:
                 threads=1,
                 device="cpu",
                 ranks=ranks,
+                sharded=sharded,
             ),
             log_path=folder / "trainer.log",
             suspend_folder=folder / "suspended",

@@ -101,6 +101,7 @@ def _trainer(status: NodeStatus) -> str:
         text += f" on {fmt.clean(status.device, 40)}"
     if status.ranks > 1:
         text += f", {status.ranks} ranks"
+        text += " with a part of the model each" if status.is_sharded else ""
     if status.batch_sequences:
         text += f", {fmt.plural(status.batch_sequences, 'sequence')} a step"
     if status.micro_batch is not None:

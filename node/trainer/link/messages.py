@@ -110,6 +110,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Memory of the machine that all of Shoal may hold, `ram_bytes_max` included."""
     optimizer_in_8_bits: bool = False
     """Whether AdamW's moments are kept so."""
+    sharded: bool = False
+    """Whether the ranks hold the model together, each of them some rows of every tensor."""
 
     @property
     def in_low_bits(self) -> tuple[str, ...]:
@@ -367,6 +369,8 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     """In each local step."""
     in_low_bits: tuple[str, ...] = ()
     """What is held in fewer bits than the project says, in words."""
+    is_sharded: bool = False
+    """Every rank holds a part of the model."""
 
 
 class Stepped(Struct, frozen=True, array_like=True, tag=True):

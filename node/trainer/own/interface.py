@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from node.trainer.link.messages import Configure
+    from node.trainer.ranks.group import RankGroup
     from protocol.project import ConfigValue, Genesis, InnerSpec
 
 Samples: TypeAlias = NDArray[np.int64]
@@ -74,6 +75,8 @@ class Start:
     """Says to the owner of this machine what had to be made do without."""
     images: Images | None = None
     """What the numbers of samples stand for, where the project trains on images."""
+    sharing: RankGroup | None = None
+    """The ranks that hold a model of Shoal's own together, each of them a part of it."""
 
     @property
     def config(self) -> Mapping[str, ConfigValue]:
@@ -247,6 +250,9 @@ class Fits(Protocol):
 
     @property
     def is_compiled(self) -> bool: ...
+
+    def take_batch(self, sequences: int) -> None:
+        """How many sequences every local step takes from now on."""
 
 
 @runtime_checkable

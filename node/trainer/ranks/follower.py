@@ -1,8 +1,8 @@
 """Entry of a trainer's rank other than 0, started by rank 0: a module run as a program.
 
-It holds a copy of the model, works on its part of every batch, and is told everything else. It
-knows nothing of the daemon. It dies with rank 0: by the kernel's parent-death signal, and at end of
-file on the socket should that signal be missed.
+It holds a copy of the model, or its part of each tensor, works on its part of every batch, and is
+told everything else. It knows nothing of the daemon. It dies with rank 0: by the kernel's
+parent-death signal, and at end of file on the socket should that signal be missed.
 """
 
 from __future__ import annotations
@@ -93,6 +93,10 @@ class Following:
                     values = np.zeros(moments_numel(cut), dtype=np.float32)
                     setup.spread_moments(fragment, values)
                     setup.moments.write(fragment, values)
+                case (
+                    rank_link.Gather() | rank_link.Change() | rank_link.Look() | rank_link.Sample()
+                ):
+                    setup.follow(order)
                 case rank_link.Abandon():
                     pass  # It came when this rank's part was done.
                 case _:

@@ -163,21 +163,22 @@ class Followers:
         self, local_step: int, pieces: tuple[tuple[int, int, int], ...], learning_rate: float
     ) -> None:
         """A local step begins on this batch."""
-        self._tell(messages.Share(local_step, pieces, learning_rate, self.duty_frac))
+        self.tell(messages.Share(local_step, pieces, learning_rate, self.duty_frac))
 
     def abandon(self) -> None:
         """The local step under way shall not count."""
-        self._tell(messages.Abandon())
+        self.tell(messages.Abandon())
 
     def spread_weights(self, fragment: int) -> None:
         """They take part in spreading rank 0's weights."""
-        self._tell(messages.SpreadWeights(fragment))
+        self.tell(messages.SpreadWeights(fragment))
 
     def spread_moments(self, fragment: int) -> None:
         """They take part in spreading rank 0's optimizer state."""
-        self._tell(messages.SpreadMoments(fragment))
+        self.tell(messages.SpreadMoments(fragment))
 
-    def _tell(self, order: messages.Order) -> None:
+    def tell(self, order: messages.Order) -> None:
+        """They carry it out in its turn. TrainerFailure if one is gone."""
         for follower in self.every:
             try:
                 follower.end.send(order)

@@ -1,9 +1,10 @@
 """Several ranks as one learner: torch's process group, and what goes through it.
 
-Every rank holds the whole model. In a local step each works on its part of the batch, their
-gradients are added up, and each takes the same optimizer step; the sum over the ranks is that over
-the micro-batches of one device, but for the order of additions. Gloo on processors, NCCL (RCCL) on
-NVIDIA's and AMD's devices, XCCL on Intel's.
+Every rank holds the whole model, or a part of each tensor (`node.trainer.ranks.sharded`). In a
+local step each works on its part of the batch, their gradients are added up, and each takes the
+same optimizer step; the sum over the ranks is that over the micro-batches of one device, but for
+the order of additions. Gloo on processors, NCCL (RCCL) on NVIDIA's and AMD's devices, XCCL on
+Intel's.
 
 The ranks of a learner are on one machine. They find each other through a file without a name, and
 talk over the loopback interface: nothing listens to the network.
@@ -54,7 +55,7 @@ class RankGroup:
         self.rank, self.ranks, self.device = rank, ranks, device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        with _together():
+        with together():
             dist.init_process_group(
                 BACKENDS[device.type],
                 store=FileStore(f"/proc/self/fd/{meeting}", ranks),
@@ -67,16 +68,23 @@ class RankGroup:
     def agree(self, loss: float, *, is_abandoned: bool) -> float | None:
         """The sum of all ranks' losses; None if any of them gives the step up."""
         told = torch.tensor([loss, float(is_abandoned)], dtype=torch.float64, device=self.device)
-        with _together():
+        with together():
             dist.all_reduce(told)
         total, abandoned = told.tolist()
         return None if abandoned else float(total)
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        told = torch.tensor(number, dtype=torch.int64, device=self.device)
+        with together():
+            dist.all_reduce(told, op=dist.ReduceOp.MIN)
+        return int(told)
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
         """Every gradient becomes the sum of all ranks' gradients, with the same bits everywhere."""
         gradients = [_gradient(one) for one in parameters if one.requires_grad]
         under_way: deque[tuple[dist.Work, Tensor, list[Tensor]]] = deque()
-        with _together():
+        with together():
             for bucket in buckets(gradients):
                 flat = torch.cat([one.reshape(-1) for one in bucket])
                 work = dist.all_reduce(flat, async_op=True)
@@ -89,13 +97,13 @@ class RankGroup:
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
         """Rank 0's values become everybody's, in place."""
-        with _together():
+        with together():
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """What a back-end says when a rank does not take part comes as RankLost."""
     try:
         yield

@@ -56,13 +56,43 @@ class SpreadMoments(Struct, frozen=True, array_like=True, tag=True):
     fragment: Count
 
 
+class Gather(Struct, frozen=True, array_like=True, tag=True):
+    """Every rank gives its part of a fragment's weights, or of its moments, to rank 0."""
+
+    fragment: Count
+    is_moments: bool = False
+
+
+class Change(Struct, frozen=True, array_like=True, tag=True):
+    """A fragment's values, which rank 0 has, change everybody's part of its weights."""
+
+    fragment: Count
+    kept_frac: Annotated[float, Meta(ge=0.0, lt=1.0)] | None
+    """How much stays of the former weights; None: the values are added to them."""
+
+
+class Look(Struct, frozen=True, array_like=True, tag=True):
+    """Rank 0 measures samples of this shape, which it sends: all compute along."""
+
+    shape: tuple[Count, ...]
+
+
+class Sample(Struct, frozen=True, array_like=True, tag=True):
+    """Rank 0 samples text: all compute along."""
+
+    ids: tuple[Count, ...]
+    tokens: Count
+    temperature: float
+    end: Count
+
+
 class Following(Struct, frozen=True, array_like=True, tag=True):
     """The model and the text are there."""
 
     device: str
 
 
-Order = Follow | Share | Abandon | SpreadWeights | SpreadMoments
+Order = Follow | Share | Abandon | SpreadWeights | SpreadMoments | Gather | Change | Look | Sample
 Answer = Following | Failed
 
 ORDERS: Final = decoders.msgpack_decoder(Order)

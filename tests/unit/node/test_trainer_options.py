@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from host.files.home import Home
+from host.files.keystore import load_or_create
 from host.files.local_settings import LearnerSettings, OwnerSettings, Settings
 from host.join_link import JoinLink
 from host.options import NodeOptions
@@ -16,9 +17,17 @@ from node.daemon.trainer_options import (
     data_location,
     measures_for_others,
     require_foreign_tokenizer,
+    trainer_configuration,
 )
 from protocol.errors import UserError
-from protocol.project import AdapterSpec, Genesis, MixedSource, PinnedFile, TokenizerSpec
+from protocol.project import (
+    AdapterSpec,
+    Genesis,
+    MixedSource,
+    PinnedFile,
+    TokenizerSpec,
+    encode,
+)
 from tests.support.tiny_project import tiny_genesis
 
 
@@ -125,3 +134,14 @@ def test_a_mixture_without_files_needs_no_word_and_names_no_folder_as_a_data_set
     project = mixed(genesis, ("hub", "/home/ann/letters"), ("python-stdlib", ""))
     with pytest.raises(UserError, match="Nothing here is read"):
         data_location(options(tmp_path), project)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "ranks", "sharded"), [(None, 2, True), ("examples.own:Loop", 1, False)]
+)
+def test_devices_hold_a_model_of_shoals_own_together(tmp_path, genesis, trainer, ranks, sharded):
+    owner = Settings(learner=LearnerSettings(sharded=True))
+    wanted = options(tmp_path, ranks=2, data="/my/text", trainer=trainer)
+    identity = load_or_create(tmp_path / "key")
+    made = trainer_configuration(wanted, owner, identity, encode(genesis))
+    assert (made.ranks, made.sharded) == (ranks, sharded)

@@ -75,6 +75,28 @@ def test_a_machine_that_suits_is_not_asked_again(home, trial):
     assert judged(home, other) == ""
 
 
+@pytest.mark.parametrize(
+    ("learner", "room"),
+    [
+        ({"sharded": True, "ranks": 4}, 96 * GIB),
+        ({"sharded": True, "device": "cuda:0,cuda:1"}, 48 * GIB),
+        ({"sharded": True, "ranks": 4, "device": "cpu"}, None),
+        ({"ranks": 4}, None),
+    ],
+)
+def test_accelerators_that_hold_a_model_together_have_their_room_together(
+    monkeypatch, learner, room
+):
+    monkeypatch.setattr(probes, "most_memory", lambda available: 24 * GIB)
+    changed = msgspec.structs.replace(Settings().learner, **learner)
+    found = suitability.devices_together(Settings(learner=changed))
+    assert (found and found.device_bytes) == room
+    if room is not None:
+        # 16 GB of weights, gradients and moments, and 12 GB beside them in the daemon.
+        assert requirements.fit(found, LARGE, 16 * GIB).verdict == "good"
+        assert requirements.fit(found, LARGE, 8 * GIB).verdict == "trouble"
+
+
 def test_a_model_that_does_not_fit_is_said_with_what_to_do(home, trial):
     said = judged(home, Settings(limits=LimitSettings(ram_bytes_max=1000)))
     assert said.startswith("This machine does not suit tiny: ")

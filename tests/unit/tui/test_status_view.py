@@ -306,6 +306,15 @@ def test_a_learner_tells_this(words_shown):
     assert words_shown in shown(NODE)
 
 
+@pytest.mark.parametrize(
+    ("is_sharded", "says"),
+    [(False, "2 ranks, "), (True, "2 ranks with a part of the model each, ")],
+)
+def test_a_learner_of_several_devices_says_what_they_hold(is_sharded, says):
+    pair = msgspec.structs.replace(NODE, ranks=2, is_sharded=is_sharded)
+    assert f"on cpu, {says}micro-batch 8" in shown(pair, width=120)
+
+
 def test_the_time_left_follows_the_rate_that_was_watched():
     assert "10 min left" in shown(SYNCER, rates={"k": 11_800_000 / 600})
     assert "47 min 58 s" in shown(SYNCER), "what the learners report, without a watched rate"

@@ -43,6 +43,13 @@ def test_ranks_that_devices_do_not_allow_are_refused(device, ranks):
         ranks_wanted(device, ranks)
 
 
+def test_one_device_shares_the_model_with_nobody():
+    assert ranks_wanted("cuda:0,cuda:1", None, is_sharded=True) == 2
+    for device, ranks in ((None, None), ("cuda:1", None), ("cpu", 1)):
+        with pytest.raises(UserError, match=r"learner\.sharded"):
+            ranks_wanted(device, ranks, is_sharded=True)
+
+
 def test_every_rank_has_a_device_of_its_own():
     assert [device_of(at, 2, "cuda:0,cuda:2", "cuda") for at in range(2)] == ["cuda:0", "cuda:2"]
     assert [device_of(at, 2, None, "cuda") for at in range(2)] == ["cuda:0", "cuda:1"]

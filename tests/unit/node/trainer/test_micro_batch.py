@@ -210,6 +210,85 @@ def test_on_a_processor_too_small_for_one_sequence_activations_are_not_kept(monk
     assert one.trainer.is_checkpointed
 
 
+class Library:
+    """torch.cuda over a device on which a sequence takes so many bytes."""
+
+    def __init__(self, each, free):
+        self.each, self.free = each, free
+        self.peak = 0
+
+    def empty_cache(self):
+        pass
+
+    def reset_peak_memory_stats(self, device):
+        self.peak = 0
+
+    def memory_allocated(self, device):
+        return 1000
+
+    def max_memory_allocated(self, device):
+        return 1000 + self.peak
+
+    def mem_get_info(self, device):
+        return self.free, 10_000
+
+    def get_per_process_memory_fraction(self, device):
+        return 0.5
+
+
+class Together:
+    """A trainer whose ranks hold the model together, as far as its fit is concerned."""
+
+    device = torch.device("cuda")
+    is_sharded = True
+
+    def __init__(self, library, others):
+        self.micro_batch = 8
+        self.library, self.others = library, others
+        self.passes = []
+        self.saves_memory = False
+
+    def rehearse(self, count):
+        self.passes.append(count)
+        self.library.peak = self.library.each // (10 if self.saves_memory else 1)
+
+    def least(self, number):
+        return min(number, self.others)
+
+    def moments_bytes(self):
+        return 1000
+
+    def checkpoint_activations(self):
+        is_news, self.saves_memory = not self.saves_memory, True
+        return is_news
+
+    def forget_gradients(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("each", "free", "others", "found", "is_checkpointed"),
+    [
+        (100, 3000, 8, 8, False),
+        (400, 3000, 8, 4, False),  # 0.8 of what two moments of 500 bytes leave.
+        (400, 9000, 8, 6, False),  # The owner's ceiling is lower.
+        (400, 3000, 3, 3, False),
+        (2000, 3000, 8, 8, True),
+        (20_000, 3000, 8, 1, True),
+    ],
+)
+def test_ranks_that_hold_a_model_together_compute_what_fits_on_all(
+    monkeypatch, tmp_path, each, free, others, found, is_checkpointed
+):
+    library = Library(each, free)
+    monkeypatch.setattr(torch, "cuda", library)
+    one = Together(library, others)
+    assert fit(one, GENESIS, folder=tmp_path, room_bytes=None, ranks=2) == found
+    assert one.saves_memory is is_checkpointed
+    assert set(one.passes) == {1}
+    assert not (tmp_path / FILE).exists()
+
+
 def test_the_newest_fits_are_kept_and_a_damaged_file_is_begun_anew(tmp_path):
     for at in range(KEPT_MAX + 3):
         remember(tmp_path, Fit(at, {"device": str(at)}))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from node.trainer import making
+from node.trainer.failures import RankLost, TrainerFailure
+from node.trainer.link.messages import Configure
+from node.trainer.loop import make_accelerator
+from node.trainer.model import build_model
+from node.trainer.own.interface import Start
+from node.trainer.ranks.sharded import in_step, units
+from protocol.errors import UserError
+from tests.support.tiny_loop import GENESIS
+from tests.support.tiny_project import INNER
+
+
+def test_blocks_are_put_together_one_at_a_time():
+    model = build_model(GENESIS.model, seed=1)
+    assert units(model) == list(model.model.layers)
+
+
+def test_blocks_that_share_a_tensor_are_not_parted():
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(2, 2) for _ in range(4)])
+    model.blocks[1].weight = model.blocks[0].weight
+    model.out = nn.Linear(2, 2)
+    model.out.bias = model.blocks[2].bias
+    assert units(model) == [model.blocks[3]]
+
+
+def test_lists_inside_of_blocks_and_lists_without_tensors_are_no_units():
+    block = nn.Module()
+    block.experts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    model = nn.Module()
+    model.blocks = nn.ModuleList([block, nn.ReLU(), nn.ModuleList([nn.Linear(2, 2)])])
+    assert units(model) == [block]
+
+
+def started(**changes):
+    inner = msgspec.structs.replace(INNER, **changes)
+    return Start(
+        genesis=GENESIS,
+        inner=inner,
+        accelerator=make_accelerator("cpu"),
+        machine=Configure(b"", b"", "", threads=1, ranks=2, sharded=True),
+        vocabulary_size=257,
+        phase=lambda name: nullcontext(),
+        tell=lambda words: None,
+        sharing=object(),
+    )
+
+
+def test_muon_wants_whole_matrices():
+    with pytest.raises(UserError, match=r"need whole matrices.*learner\.sharded to false"):
+        making.builtin(started(optimizer="muon"))
+
+
+def test_a_rank_that_is_gone_is_told_from_other_trouble():
+    with pytest.raises(RankLost), in_step():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    with pytest.raises(RankLost), in_step():
+        raise torch.distributed.DistBackendError("unhandled system error")
+    with pytest.raises(RuntimeError, match="shapes"), in_step():
+        raise RuntimeError("shapes cannot be multiplied")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("NCCL: out of memory")])
+def test_a_rank_without_memory_does_not_go_on_alone(error):
+    with pytest.raises(TrainerFailure) as caught, in_step():
+        raise error
+    assert caught.value.kind == "oom"
