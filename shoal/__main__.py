@@ -21,6 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if "SHOAL_ENDS_WITH_PARENT" in os.environ:
+            from host.runtime import parent_death
+
+            parent_death.obey()
         from shoal.cli import app
 
         return app.run(given)

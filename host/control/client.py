@@ -4,9 +4,8 @@ Synchronous, and light on purpose: the standard library and msgspec, no event lo
 Frame: 4-byte big-endian length, then a MessagePack map. Request `{"verb": ..., fields}`, answer
 `{"ok": true, fields}` or `{"ok": false, "error": text, "blame": "user"|"transient"|"internal"}`.
 
-A Unix socket path may have 107 bytes only, and home directories can be deeper: `reachable`
-then goes through a descriptor of the directory (`/proc/self/fd/N/name`), which is short
-for any path.
+A Unix socket path may have about a hundred bytes only, and home directories can be deeper:
+`reachable` then names the directory in a shorter way (`host.runtime.short_paths`).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from host.runtime.short_paths import SOCKET_BYTES_MAX, short_name
 from protocol import decoders
 from protocol.errors import (
     InternalError,
@@ -33,9 +33,6 @@ from protocol.errors import (
 
 ANSWER_BYTES_MAX = 16 << 20
 """The daemon is trusted, but a foreign program behind the socket must not fill our memory."""
-
-_PATH_BYTES_MAX = 107
-
 
 Answer = TypeVar("Answer")
 
@@ -51,14 +48,11 @@ class _Outcome(Struct):
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
     """A text form of `path` that fits a socket address, valid inside the block."""
-    if len(os.fsencode(path)) <= _PATH_BYTES_MAX:
+    if len(os.fsencode(path)) <= SOCKET_BYTES_MAX:
         yield str(path)
         return
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
+    with short_name(path.parent) as folder:
+        yield f"{folder}/{path.name}"
 
 
 class Connection:

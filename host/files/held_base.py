@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from blake3 import blake3
 
+from host.runtime.memory_files import take_room
 from protocol import limits
 from protocol.errors import InternalError, UserError
 from protocol.ids import Digest
@@ -164,7 +165,7 @@ class HeldBase:
         descriptor = os.open(self.path, flags, 0o600)
         try:
             if os.fstat(descriptor).st_size != self.size_bytes:
-                os.posix_fallocate(descriptor, 0, self.size_bytes)
+                take_room(descriptor, self.size_bytes)
                 os.ftruncate(descriptor, self.size_bytes)
         finally:
             os.close(descriptor)

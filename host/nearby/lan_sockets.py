@@ -11,9 +11,12 @@ import contextlib
 import ipaddress
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from host.runtime import stand_ins
 
 GROUP_4: Final = "239.255.83.72"
 """Of the range that is for private use (RFC 2365)."""
@@ -23,11 +26,12 @@ GROUP_6: Final = "ff12::5348:4f41:4c"
 
 PORT: Final = 4109
 INTERFACES_MAX: Final = 32
-LOOPBACK: Final = "lo"
+LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
 
 _IP_MULTICAST_ALL: Final = 49
 _IPV6_MULTICAST_ALL: Final = 29
-"""Of Linux, without names in Python: off, a socket gets only what came in on its interface."""
+"""Of Linux, without names in Python: off, a socket gets only what came in on its interface.
+Elsewhere that may be what came in on any interface whose group this host joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,13 @@ def listening(interface: Interface) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(interface.group)
         if interface.family == socket.AF_INET:
-            found.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+            if stand_ins.uses("multicast-all"):
+                found.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
             member = struct.pack("4s4si", socket.inet_aton(GROUP_4), bytes(4), interface.index)
             found.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
         else:
-            found.setsockopt(socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL, 0)
+            if stand_ins.uses("multicast-all"):
+                found.setsockopt(socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL, 0)
             group = socket.inet_pton(socket.AF_INET6, GROUP_6)
             member = group + struct.pack("@I", interface.index)
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)

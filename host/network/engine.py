@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from host.network import dht_protocol, dht_records, hivemind_parts, stale_socket
 from host.network.foreign_errors import Loss, translated
 from host.network.neighbours import ConnectedPeer, Neighbours
 from host.network.streams import Traffic, Wire
+from host.runtime.descriptor_limit import allow_descriptors
 from protocol.errors import TransientError
 from protocol.ids import NodeKey, short
 
@@ -47,6 +47,7 @@ STOP_TABLE_S = 3.0
 STOP_ENGINE_S = 5.0
 
 DESCRIPTORS = 16_384
+"""Each stream costs one here."""
 
 _FOREIGN: tuple[type[Exception], ...] = (
     hivemind_parts.P2PDaemonError,
@@ -149,7 +150,7 @@ class Engine:
         self, peers: Sequence[PeerAddress], accept: Mapping[str, IncomingStream]
     ) -> None:
         """Starts the child, registers the handlers, then joins the table. On failure: `close`."""
-        _allow_many_descriptors()
+        allow_descriptors(DESCRIPTORS)
         await asyncio.to_thread(stale_sockets.sweep)
         texts = [peer.text for peer in peers]
         with _private_files():
@@ -360,11 +361,3 @@ class Engine:
             for task in ended:
                 if not task.cancelled():
                     task.exception()
-
-
-def _allow_many_descriptors() -> None:
-    """Each stream costs a descriptor here; the usual soft limit of 1024 is for programs of old."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

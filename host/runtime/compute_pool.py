@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
+from host.runtime import stand_ins
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -19,12 +21,14 @@ NICE: Final = 5
 
 def available() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if stand_ins.uses("affinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def give_way() -> None:
     """Puts the calling thread behind those that people and peers wait for, where the system can."""
-    if hasattr(os, "setpriority") and os.uname().sysname == "Linux":
+    if stand_ins.IS_LINUX:
         # Of this thread alone, which only Linux can; a host that forbids it loses nothing else.
         me = threading.get_native_id()
         with contextlib.suppress(OSError):

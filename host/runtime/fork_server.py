@@ -36,7 +36,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from host.runtime import garbage
+from host.runtime import garbage, stand_ins
 from host.runtime.parent_death import end_with_parent
 from protocol import decoders
 
@@ -100,6 +100,11 @@ class Started(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
     def kill(self) -> None: ...
+
+
+def is_available() -> bool:
+    """Whether this system has what a fork server needs; stand-ins are not worth their while."""
+    return stand_ins.uses("pidfd") and stand_ins.uses("seqpacket")
 
 
 class Refused(Exception):
@@ -172,7 +177,7 @@ def start(
     """
     place = folder or Path.cwd()
     path = environment.get(VARIABLE)
-    if path is not None:
+    if path is not None and is_available():
         with contextlib.suppress(Refused, OSError):
             numbers = [0, 1, 2, *keep]
             request = Request(module, list(arguments), dict(environment), str(place), numbers)

@@ -1,7 +1,7 @@
 """Entry of the child process that trains: `python -m node.trainer.main --fd N`.
 
-Only a daemon starts it, with one end of a socket pair as descriptor N. It dies with its daemon: by
-the kernel's parent-death signal, and at end of file on the socket should that signal be missed.
+Only a daemon starts it, with one end of a socket pair as descriptor N. It dies with its daemon:
+by a parent-death signal, and at end of file on the socket should that signal be missed.
 It ends with one of the exit codes in `node.trainer.link.messages`.
 """
 

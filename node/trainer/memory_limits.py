@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import resource
-from pathlib import Path
 from typing import Final
 
 import torch
 
+from host.runtime.process_status import status_bytes
 from node.trainer.failures import TrainerFailure
 
 CONTEXT_BYTES: Final = 512 << 20
 """What a driver takes for a process besides what torch allocates; torch does not count it."""
-
-STATUS = Path("/proc/self/status")
 
 
 def limit_device_memory(device: torch.device, frac: float) -> None:
@@ -77,16 +75,3 @@ def limit_host_memory(
 def _rounded_up(count: int) -> str:
     """In tenths of a GiB, as settings are written."""
     return f"{math.ceil(count / 2**30 * 10) / 10:.1f} GiB"
-
-
-def status_bytes(name: str) -> int | None:
-    """A line of the kernel's account of this process, in bytes; None if it keeps none."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    return None

@@ -26,10 +26,10 @@ from blake3 import blake3
 from msgspec import Struct
 from torch import Tensor
 
+from host.runtime.process_status import Line, status_bytes
 from node.trainer.builtin import BuiltinTrainer
 from node.trainer.failures import is_out_of_memory
 from node.trainer.files import write_atomically
-from node.trainer.memory_limits import status_bytes
 from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import Genesis
@@ -170,7 +170,7 @@ def _reset_peak() -> int:
     return _kib("VmRSS")
 
 
-def _kib(name: str) -> int:
+def _kib(name: Line) -> int:
     """A line of the kernel's account of this process, in bytes; 0 where it keeps none."""
     return status_bytes(name) or 0
 

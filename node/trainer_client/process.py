@@ -1,8 +1,9 @@
 """The daemon's side of one trainer: starts it, talks to it, notices its end, always within bounds.
 
 One `TrainerProcess` is one process; a restart is a new object, with new counters and new slots.
-Everything happens in callbacks of the running event loop: the socket and a pidfd are registered as
-readers, so there is no thread, no task and nothing to leak when the child dies at any moment.
+Everything happens in callbacks of the running event loop: the socket and a descriptor of the
+child's end are registered as readers, so there is no task and nothing to leak when the child dies
+at any moment.
 
 It decides nothing: whether to restart, and with what micro-batch, is the caller's business. torch
 is never imported here.
@@ -23,6 +24,7 @@ from typing import Final
 
 from host.runtime import fork_server
 from host.runtime.fork_server import Started
+from host.runtime.process_end import descriptor_of_end
 from host.runtime.python_path import python_path
 from node.trainer.link import messages
 from node.trainer.link.shared_memory import Slot
@@ -79,7 +81,8 @@ class TrainerProcess:
     """Set when the trainer has ended."""
     _process: Started | None = None
     _end: socket.socket | None = None
-    _pidfd: int = -1
+    _end_of_it: int = -1
+    """Readable once the child has ended."""
     _reader: messages.FrameReader = field(default_factory=messages.FrameReader)
     _outbox: deque[tuple[memoryview, int]] = field(default_factory=deque)
     """Bytes to send, and the descriptor to send with them or -1."""
@@ -112,7 +115,7 @@ class TrainerProcess:
         loop = asyncio.get_running_loop()
         self._end = self._spawn()
         loop.add_reader(self._end, self._on_readable)
-        loop.add_reader(self._pidfd, self._on_death)
+        loop.add_reader(self._end_of_it, self._on_death)
         self.send(configure)
 
     def send(self, command: messages.Command) -> bool:
@@ -211,7 +214,7 @@ class TrainerProcess:
                     errors=log.fileno(),
                     keep=(theirs.fileno(),),
                 )
-            self._pidfd = os.pidfd_open(self._process.pid)
+            self._end_of_it = descriptor_of_end(self._process)
         except OSError as error:
             ours.close()
             if self._process is not None:
@@ -311,7 +314,7 @@ class TrainerProcess:
                 self._read()  # Events sent just before the end, `Failed` above all.
         finally:
             self._close(asyncio.get_running_loop())
-            # The pidfd said that the process has ended, so this does not wait.
+            # The descriptor said that the process has ended, so this does not wait.
             self.reason = self._exit_reason(self._process.wait())
             self._gone.set()
             self.on_exit(self.reason)
@@ -325,8 +328,8 @@ class TrainerProcess:
             loop.remove_writer(self._end)
             self._end.close()
             self._end = None
-        loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        loop.remove_reader(self._end_of_it)
+        os.close(self._end_of_it)
         self._empty_outbox()
         self._reader.close()
         for slot in self._slots.values():

@@ -9,6 +9,8 @@ from typing import Final
 
 import psutil
 
+from protocol.errors import UserError
+
 NETWORK_ENGINE: Final = "p2pd"
 LOOK_S: Final = 0.2
 """How often a held engine is looked for again: its daemon may have started another."""
@@ -53,7 +55,14 @@ def each_engine(daemon: psutil.Process, act: Callable[[psutil.Process], None]) -
 
 @contextlib.contextmanager
 def disk_full(process: psutil.Process) -> Iterator[None]:
-    """Inside, the process can write no file beyond its first byte."""
+    """Inside, the process can write no file beyond its first byte. UserError where the system
+    cannot bound another process.
+    """
+    if not hasattr(process, "rlimit"):
+        raise UserError(
+            "This system cannot make a disk seem full: only Linux bounds the files of a process"
+            " that runs. Leave out disk-full."
+        )
     _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (1, hard))
     try:

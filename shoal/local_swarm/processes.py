@@ -22,9 +22,8 @@ from typing import IO, Final
 import psutil
 
 from host.files.home import HOME_VARIABLE
-from host.runtime import fork_server
+from host.runtime import fork_server, parent_death
 from host.runtime.fork_server import ForkServer, Started
-from host.runtime.parent_death import end_with_parent
 from host.runtime.python_path import python_path
 from protocol.errors import ShoalError
 from shoal.common import settings_file
@@ -83,10 +82,10 @@ def spawn(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env={**environment, **parent_death.environment_for(signal.SIGTERM)},
         cwd=Path(output.name).parent,
         start_new_session=True,
-        preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+        preexec_fn=parent_death.before_exec(signal.SIGTERM),
     )
 
 
@@ -155,8 +154,11 @@ class Processes:
     def import_once(self, module: str = TRAINERS_IMPORTS) -> None:
         """From now on trainers and commands are forked from a process that has imported this.
 
-        Until it has, trainers start as always. Daemons do, whatever happens.
+        Until it has, trainers start as always. Daemons do, whatever happens; and so does everything
+        where the system has no fork server.
         """
+        if not fork_server.is_available():
+            return
         folder = self.folder / "fork"
         folder.mkdir(mode=0o700)
         log = self.folder / "fork-server.log"

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Annotated
 
 from host.files.home import DEFAULT_INSTANCE, Home
-from host.runtime.parent_death import end_with_parent
+from host.runtime import parent_death
 from host.runtime.python_path import python_path
 from protocol.errors import TransientError
 from protocol.status import NodeStatus, SyncerStatus, WitnessStatus
@@ -110,8 +110,12 @@ def beside(kind: Kind | None, home: Home, instance: str = DEFAULT_INSTANCE) -> I
     command = (sys.executable, "-P", "-m", "shoal", "--home", str(home.root), "track", kind)
     child = subprocess.Popen(
         (*command, "--instance", instance, "--to", str(FOLDER.absolute())),
-        env={**os.environ, "PYTHONPATH": python_path()},
-        preexec_fn=_bound,
+        env={
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            **parent_death.environment_for(signal.SIGTERM),
+        },
+        preexec_fn=parent_death.before_exec(signal.SIGTERM),
         start_new_session=True,
     )
     try:
@@ -124,7 +128,3 @@ def beside(kind: Kind | None, home: Home, instance: str = DEFAULT_INSTANCE) -> I
             failures.complain(f"{kind} did not end within {STOP_S:g} s and was killed.")
             child.kill()
             child.wait()
-
-
-def _bound() -> None:
-    end_with_parent(signal.SIGTERM)

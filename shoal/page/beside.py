@@ -16,7 +16,7 @@ from typing import Final
 from host.files.home import Home
 from host.files.local_settings import PageSettings
 from host.options import MonitorAt
-from host.runtime.parent_death import end_with_parent
+from host.runtime import parent_death
 from host.runtime.python_path import python_path
 from protocol.errors import UserError
 from shoal.common import choices
@@ -142,7 +142,7 @@ class _Keeper(threading.Thread):
             env={**os.environ, "PYTHONPATH": python_path()},
             pass_fds=(self._fd,),
             stdin=subprocess.DEVNULL,
-            preexec_fn=_bound,
+            preexec_fn=parent_death.before_exec(signal.SIGTERM),
             start_new_session=True,
         )
 
@@ -164,7 +164,3 @@ def _waits() -> Iterator[float]:
     yield from AGAIN_S
     while True:
         yield AGAIN_S[-1]
-
-
-def _bound() -> None:
-    end_with_parent(signal.SIGTERM)

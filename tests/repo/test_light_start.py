@@ -28,7 +28,7 @@ STATUS_OURS = {
     "host": "options",
     "host.control": "client",
     "host.files": "home local_settings",
-    "host.runtime": "kernel_cache log_lines software",
+    "host.runtime": "kernel_cache log_lines short_paths software stand_ins",
     "protocol": "decoders errors limits standing status",
     "protocol.peers": "code_words project_code",
     "shoal": "__main__",

@@ -21,6 +21,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from host.runtime.received import receive
 from protocol import decoders, limits
 from protocol.errors import InternalError, ShoalError
 from protocol.ids import Count
@@ -552,9 +553,8 @@ def read_into(reader: FrameReader, end: socket.socket) -> bool:
 
     Never blocks. Raises BlockingIOError if nothing is waiting.
     """
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
-        piece, descriptors, _, _ = socket.recv_fds(end, READ_BYTES, DESCRIPTORS_PER_READ_MAX, flags)
+        piece, descriptors = receive(end, READ_BYTES, DESCRIPTORS_PER_READ_MAX)
     except ConnectionResetError:
         return False  # The other end died with unread bytes in its queue: as gone as at EOF.
     reader.feed(piece, descriptors)

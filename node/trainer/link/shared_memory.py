@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from host.runtime.memory_files import memory_file, take_room
 from protocol.errors import InternalError
 
 Floats = NDArray[np.float32]
@@ -31,15 +31,13 @@ class Slot:
     @classmethod
     def create(cls, identity: int, numel: int) -> Self:
         """A new slot of zeros. MemoryError if the machine has no room for it."""
-        descriptor = os.memfd_create("shoal-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = -1
         try:
-            # Allocated now rather than at the first touch: running out is an error, not a SIGBUS.
-            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
-            # With the size sealed, neither end can pull memory from under the other's map.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            descriptor = memory_file("shoal-slot", max(4 * numel, 1))
             return cls(identity, numel, descriptor)
         except OSError as error:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
             raise MemoryError(f"no memory for a slot of {4 * numel} bytes: {error}") from error
 
     @classmethod
@@ -53,7 +51,7 @@ class Slot:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             path.unlink()
-            os.posix_fallocate(descriptor, 0, max(4 * numel, 1))
+            take_room(descriptor, max(4 * numel, 1))
             return cls(identity, numel, descriptor)
         except OSError as error:
             if descriptor >= 0:

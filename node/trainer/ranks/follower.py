@@ -1,8 +1,8 @@
 """Entry of a trainer's rank other than 0, started by rank 0: a module run as a program.
 
 It holds a copy of the model, or its part of each tensor, works on its part of every batch, and is
-told everything else. It knows nothing of the daemon. It dies with rank 0: by the kernel's
-parent-death signal, and at end of file on the socket should that signal be missed.
+told everything else. It knows nothing of the daemon. It dies with rank 0: by a parent-death signal,
+and at end of file on the socket should that signal be missed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Place:
     """This rank's place among the others."""
 
-    def __init__(self, rank: int, ranks: int, end: Orders, meeting: int) -> None:
+    def __init__(self, rank: int, ranks: int, end: Orders, meeting: str) -> None:
         self.rank, self.ranks = rank, ranks
         self._end, self._meeting = end, meeting
 
@@ -62,7 +62,7 @@ Orders = BlockingEnd[rank_link.Order]
 class Following:
     """Carries out what rank 0 says, in order."""
 
-    def __init__(self, end: Orders, meeting: int) -> None:
+    def __init__(self, end: Orders, meeting: str) -> None:
         self._end, self._meeting = end, meeting
         self._duty = DutyCycle(self._is_abandoned)
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="node.trainer.ranks.follower", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of the link")
-    parser.add_argument("--meeting", type=int, required=True, help="the file the ranks meet at")
+    parser.add_argument("--meeting", required=True, help="path of the file the ranks meet at")
     parser.add_argument("--parent", type=int, required=True, help="process id of rank 0")
     given = parser.parse_args(arguments)
     if os.getppid() != given.parent:

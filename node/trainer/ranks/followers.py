@@ -1,8 +1,8 @@
 """Rank 0's side of the other ranks of its trainer: starts them, tells them, notices their end.
 
-They are children of rank 0, and the kernel ends them with it, however it ends: kill -9 of the
-daemon ends rank 0, and that ends them. If one of them ends, the whole trainer does, with the reason
-of the one that began it; the daemon then starts another.
+They are children of rank 0 and end with it, however it ends: kill -9 of the daemon ends rank 0, and
+that ends them. If one of them ends, the whole trainer does, with the reason of the one that began
+it; the daemon then starts another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from host.runtime.memory_files import MeetingFile
+from host.runtime.process_end import descriptor_of_end
 from host.runtime.python_path import python_path
 from node.trainer.failures import TrainerFailure
 from node.trainer.link.endpoint import BlockingEnd
@@ -51,7 +53,8 @@ class Follower:
         self.rank = rank
         self.process = process
         self.end = BlockingEnd(end, messages.ANSWERS)
-        self.pidfd = os.pidfd_open(process.pid)
+        self.ending = descriptor_of_end(process)
+        """Readable once it has ended."""
         self.device = ""
         self.failed: Failed | None = None
         """What it said last."""
@@ -65,7 +68,7 @@ class Follower:
             self.device = said.device
 
     def has_ended(self) -> bool:
-        return bool(select.select([self.pidfd], [], [], 0.0)[0])
+        return bool(select.select([self.ending], [], [], 0.0)[0])
 
     def reason(self) -> Failed | None:
         """Why it ended, if the reason is its own; None if it lives, or went because others did."""
@@ -84,7 +87,7 @@ class Follower:
         return Failed("internal", f"Rank {self.rank} of the trainer was ended by {how}.")
 
     def close(self) -> None:
-        os.close(self.pidfd)
+        os.close(self.ending)
         self.end.close()
 
 
@@ -102,7 +105,7 @@ class Followers:
         self.every: list[Follower] = []
         self._configure = configure
         self._on_lost = on_lost
-        self._meeting = -1
+        self._meeting: MeetingFile | None = None
         self._is_noticed = Event()
         """The trainer ends, or is about to."""
         self._watcher: Thread | None = None
@@ -112,17 +115,17 @@ class Followers:
 
         Must be called on the main thread: they end when the thread that started them does.
         """
-        self._meeting = os.memfd_create("shoal-ranks", os.MFD_CLOEXEC)
+        self._meeting = MeetingFile("shoal-ranks")
         for rank in range(1, self.ranks):
-            follower = self._start(rank)
+            follower = self._start(rank, self._meeting)
             self.every.append(follower)
             follower.end.send(messages.Follow(self._configure, rank))
         self._watcher = Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
-    def _start(self, rank: int) -> Follower:
+    def _start(self, rank: int, meeting: MeetingFile) -> Follower:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        handed = {"fd": theirs.fileno(), "meeting": self._meeting, "parent": os.getpid()}
+        handed = {"fd": theirs.fileno(), "meeting": meeting.path, "parent": os.getpid()}
         arguments = [part for name, one in handed.items() for part in (f"--{name}", str(one))]
         environ = {**os.environ, "PYTHONPATH": python_path()}
         try:
@@ -130,7 +133,7 @@ class Followers:
                 [sys.executable, "-P", "-m", "node.trainer.ranks.follower", *arguments],
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._meeting),
+                pass_fds=(theirs.fileno(), *meeting.keep),
             )
         except OSError as error:
             ours.close()
@@ -151,7 +154,8 @@ class Followers:
                 pass  # It ended, and the next line says why.
             if not follower.device:
                 raise self.failure(CULPRIT_S)
-        return RankGroup(0, self.ranks, device, self._meeting)
+        assert self._meeting is not None, "ranks begin before they meet"
+        return RankGroup(0, self.ranks, device, self._meeting.path)
 
     def devices(self) -> tuple[str, ...]:
         """Theirs, by rank."""
@@ -193,7 +197,7 @@ class Followers:
         ends_s = time.monotonic() + wait_s
         while True:
             reasons = [found for one in self.every if (found := one.reason()) is not None]
-            living = [one.pidfd for one in self.every if not one.has_ended()]
+            living = [one.ending for one in self.every if not one.has_ended()]
             left_s = ends_s - time.monotonic()
             if reasons or not living or left_s <= 0.0:
                 break
@@ -212,20 +216,20 @@ class Followers:
         ends_s = time.monotonic() + END_S
         for follower in self.every:
             left_s = max(0.0, ends_s - time.monotonic())
-            if not select.select([follower.pidfd], [], [], left_s)[0]:
+            if not select.select([follower.ending], [], [], left_s)[0]:
                 print(f"rank {follower.rank} does not end", file=sys.stderr, flush=True)
         if self._watcher is not None:
             self._watcher.join()
         for follower in self.every:
             follower.close()
         self.every.clear()
-        if self._meeting >= 0:
-            os.close(self._meeting)
+        if self._meeting is not None:
+            self._meeting.close()
 
     def _watch(self) -> None:
         """Notices the end of a rank where this one cannot, as it waits for that very rank."""
-        pidfds = [one.pidfd for one in self.every]
-        while not select.select(pidfds, [], [], NOTICE_S / 4)[0]:
+        endings = [one.ending for one in self.every]
+        while not select.select(endings, [], [], NOTICE_S / 4)[0]:
             if self._is_noticed.is_set():
                 return
         if not self._is_noticed.wait(NOTICE_S):

@@ -43,8 +43,8 @@ UNDER_WAY_MAX: Final = 2
 class RankGroup:
     """One rank's membership of the process group of its trainer."""
 
-    def __init__(self, rank: int, ranks: int, device: torch.device, meeting: int) -> None:
-        """Returns once all ranks have met. meeting: descriptor of the file they meet at.
+    def __init__(self, rank: int, ranks: int, device: torch.device, meeting: str) -> None:
+        """Returns once all ranks have met. meeting: path of the file they meet at.
 
         RankLost if they do not meet, RuntimeError if torch has no backend for the device.
         """
@@ -58,7 +58,7 @@ class RankGroup:
         with together():
             dist.init_process_group(
                 BACKENDS[device.type],
-                store=FileStore(f"/proc/self/fd/{meeting}", ranks),
+                store=FileStore(meeting, ranks),
                 rank=rank,
                 world_size=ranks,
                 timeout=timedelta(seconds=COLLECTIVE_S),

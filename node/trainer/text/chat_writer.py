@@ -10,7 +10,6 @@ import re
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from host.runtime.process_status import status_bytes
 from node.trainer.text.chat_template import ChatSettings
 from node.trainer.text.chats import ANSWERING, LeftOut, Turns
 from node.trainer.text.tokenizer import TokenizerVocabulary
@@ -45,7 +45,6 @@ TEMPLATE_ERRORS: Final = (
 """Whatever a template can bring about."""
 
 _MARKED: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_STATUS: Final = Path("/proc/self/status")
 
 Spans = list[tuple[int, int]]
 
@@ -131,18 +130,14 @@ def tokens_of(
 def bounded_memory() -> Iterator[None]:
     """Inside, this process may grow by `RENDER_BYTES_MAX`; beyond that there is a MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    held = re.search(r"^VmData:\s+(\d+) kB$", _text_of(_STATUS), re.MULTILINE)
+    held = status_bytes("VmData")
     if held is None:
         yield  # This system keeps no such account.
         return
-    most = (int(held[1]) << 10) + RENDER_BYTES_MAX
+    most = held + RENDER_BYTES_MAX
     if soft == resource.RLIM_INFINITY or most < soft:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""

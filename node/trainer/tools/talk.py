@@ -17,6 +17,7 @@ import transformers
 from transformers.generation import BaseStreamer
 
 from host.files.pinned_files import PinnedFiles
+from host.runtime.compute_pool import available
 from node.trainer import architectures
 from node.trainer.adapters.network import network_of
 from node.trainer.model import Floats, FragmentView, layout_of
@@ -148,7 +149,7 @@ class Talk:
 
 def threads() -> int:
     """Half of the cores that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+    return max(1, available() // 2)
 
 
 def give_way() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from node.trainer import memory_limits
+from host.runtime import stand_ins
 from node.trainer.failures import TrainerFailure
 from node.trainer.memory_limits import CONTEXT_BYTES, limit_device_memory, limit_host_memory
 
@@ -74,8 +74,8 @@ def test_a_refusal_says_what_would_be_enough():
     assert f"limits.ram_bytes_max='{enough:.1f} GiB'" in str(told.value)
 
 
-def test_without_the_kernels_account_nothing_is_limited(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory_limits, "STATUS", tmp_path / "none")
+def test_without_the_kernels_account_nothing_is_limited(monkeypatch):
+    monkeypatch.setenv(stand_ins.VARIABLE, "process-status")
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limit_host_memory(1)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -140,7 +140,7 @@ import json, sys
 from pathlib import Path
 import msgspec
 from node.trainer.link.messages import Configure
-from node.trainer.memory_limits import status_bytes
+from host.runtime.process_status import status_bytes
 from node.trainer.setup import TrainerSetup
 from tests.support.tiny_project import INNER
 inner = msgspec.structs.replace(INNER, batch_sequences=1, learning_rate=1e-3)
