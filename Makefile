@@ -9,7 +9,7 @@ DOCS := .venv/.docs-installed
 # Tests start some thousand processes; each would compile every source anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check fix install docs generate bench
+.PHONY: demo test check fix install docs generate bench gpu
 .DEFAULT_GOAL := check
 
 $(READY): pyproject.toml
@@ -45,6 +45,10 @@ $(THEIRS): benchmarks/peers/requirements.txt
 
 bench: $(READY) $(THEIRS)
 	$(BIN)/python benchmarks/peers/run.py
+
+# What only an accelerator can say. Without one the same code runs small, on the processor.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu.run
 
 # What the code knows better than the documents: messages, records, bounds, diagrams, rooms.
 generate: $(READY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from protocol.status import NodeStatus
@@ -31,8 +31,13 @@ class SmallSwarm(LocalSwarm):
 
 
 @contextlib.contextmanager
-def small_swarm(*, hidden: int = 128, local_steps: int = 24) -> Iterator[SmallSwarm]:
-    """A swarm with a project and without daemons yet, in a directory that goes with it."""
+def small_swarm(
+    *, hidden: int = 128, local_steps: int = 24, changes: Mapping[str, Value] | None = None
+) -> Iterator[SmallSwarm]:
+    """A swarm with a project and without daemons yet, in a directory that goes with it.
+
+    changes: other values of the project file, by dotted key.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder,
         SmallSwarm(Path(folder), poll_s=POLL_S) as swarm,
@@ -56,6 +61,7 @@ def small_swarm(*, hidden: int = 128, local_steps: int = 24) -> Iterator[SmallSw
             "rounds.quorum": 1,
             "rounds.local_steps": local_steps,
             "limits.tokens": 10**10,
+            **(changes or {}),
         }
         swarm.write_project("small", settings)
         swarm.sign()
