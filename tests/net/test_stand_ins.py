@@ -104,12 +104,10 @@ def test_two_ranks_meet_and_leave_nothing(genesis, folder, monkeypatch, tmp_path
 
 
 STARTER = """
-import os, signal, subprocess, sys
-from host.runtime import parent_death
-assert parent_death.before_exec(signal.SIGTERM) is None
+import os, subprocess, sys
 child = subprocess.Popen(
     [sys.executable, "-P", "-m", *sys.argv[1:]],
-    env={**os.environ, **parent_death.environment_for(signal.SIGTERM)},
+    env={**os.environ, "SHOAL_ENDS_WITH_PARENT": "15"},
     stdin=subprocess.DEVNULL,
 )
 print(child.pid, flush=True)
@@ -117,7 +115,9 @@ child.wait()
 """
 
 
-def test_a_command_ends_with_whoever_started_it(tmp_path):
+@pytest.mark.parametrize("forced", ["all", ""], ids=["stand-in", "native"])
+def test_a_command_ends_with_whoever_started_it_and_said_so(tmp_path, monkeypatch, forced):
+    monkeypatch.setenv(stand_ins.VARIABLE, forced)
     words = ("shoal", "--home", str(tmp_path), "track", "tensorboard", "--to", str(tmp_path))
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, *words],
