@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import torch
 
-from benchmarks.gpu.device import facts_of
+from benchmarks.gpu.device import PeakMemory, facts_of
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.sizes import Model, Sizes
 from node.trainer.model import describe_model
@@ -43,6 +43,7 @@ def check(device: str, sizes: Sizes) -> list[Row]:
 
 
 def _tried(device: str, sizes: Sizes, model: Model, *, in_4_bits: bool) -> list[Row]:
+    PeakMemory(torch.device(device)).begin()  # What the trial before took is not this one's.
     answer = try_out(
         TrialWish(
             architecture=model.architecture,

@@ -23,7 +23,7 @@ def check(device: str, sizes: Sizes) -> list[Row]:
         anew_bytes, anew_s, is_on = _measured(place, genesis, device, is_on=True)
     if not is_on:
         return [Row(NAME, "checkpointing", why_not=f"{sizes.model.name} cannot do it")]
-    what = f"{sizes.model.name}, {sizes.batch_sequences} x {sizes.sequence_tokens}"
+    what = f"{sizes.model.name}, {sizes.micro_batch} x {sizes.sequence_tokens}"
     rows = [
         Row(NAME, f"activations kept: {what}", kept_bytes / 2**30, "GiB"),
         Row(NAME, "activations computed again", anew_bytes / 2**30, "GiB"),

@@ -46,6 +46,12 @@ class Facts:
         return self.device != "cpu"
 
 
+def numbered(device: str) -> str:
+    """The same device with its number, which torch wants for some of its calls: cuda:0 for cuda."""
+    kind = torch.device(device).type
+    return f"{device}:0" if device == kind and kind in ("cuda", "xpu") else device
+
+
 def facts_of(device: str) -> Facts:
     """Those of this device, and of the machine around it."""
     kind = torch.device(device).type
@@ -89,13 +95,6 @@ def _commit() -> str:
 def library_of(device: torch.device) -> Any:
     """Torch's module for this kind; None for the processor."""
     return {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.mps}.get(device.type)
-
-
-def wait_for(device: torch.device) -> None:
-    """Returns when all that was asked of the device is done."""
-    library = library_of(device)
-    if library is not None:
-        library.synchronize()
 
 
 class Unbounded(Exception):

@@ -31,7 +31,7 @@ def check(device: str, sizes: Sizes) -> list[Row]:
         del setup
         release(kind)
         curves = []
-        for micro_batch in (sizes.batch_sequences, max(1, sizes.batch_sequences // 2)):
+        for micro_batch in (sizes.micro_batch, max(1, sizes.micro_batch // 2)):
             plain = PlainLoop(place, genesis, kind, micro_batch=micro_batch, is_bf16=is_bf16)
             curves.append([plain.step() for _ in range(sizes.loss_steps)])
             del plain

@@ -64,7 +64,7 @@ def _halving(place: Workplace, genesis: Genesis, device: str) -> list[Row]:
     kind = torch.device(device)
     expected, activations = _with_room(place, genesis, device)
     release(kind)
-    setup = place.setup(genesis, device)
+    setup = place.setup(genesis, device, micro_batch=place.sizes.batch_sequences)
     trainer = builtin_of(setup)
     before, loss = trainer.micro_batch, setup.loop.step().loss
     for frac in ROOM_FRACS:
@@ -91,7 +91,8 @@ def _halving(place: Workplace, genesis: Genesis, device: str) -> list[Row]:
 def _with_room(place: Workplace, genesis: Genesis, device: str) -> tuple[list[float], int]:
     """Losses of the same local steps with enough memory, and what such a step takes beside what
     stays, in bytes."""
-    setup, peak = place.setup(genesis, device), PeakMemory(torch.device(device))
+    setup = place.setup(genesis, device, micro_batch=place.sizes.batch_sequences)
+    peak = PeakMemory(torch.device(device))
     losses = [setup.loop.step().loss]
     peak.begin()
     held = peak.held()

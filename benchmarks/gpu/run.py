@@ -37,7 +37,7 @@ from benchmarks.gpu import (
     stalls,
     swarm_overhead,
 )
-from benchmarks.gpu.device import ROOT, Facts, facts_of
+from benchmarks.gpu.device import ROOT, Facts, facts_of, numbered
 from benchmarks.gpu.report import Report, table
 from benchmarks.gpu.rows import Row, is_bad
 from benchmarks.gpu.sizes import ALL, Sizes
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=OUT, help="the report; the table beside it")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    device = given.device or best_kind()
+    device = numbered(given.device or best_kind())
     sizes = ALL[given.sizes or ("small" if device == "cpu" else "full")]
     if given.rows is not None:
         rows = [row for name in given.only for row in run_here(name, device, sizes)]

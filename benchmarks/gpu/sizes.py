@@ -34,6 +34,9 @@ class Sizes:
     """Of a wide vocabulary, so that a batch takes more than the weights do."""
     sequence_tokens: int
     batch_sequences: int
+    micro_batch: int
+    """Sequences at once, unless a check says otherwise: so few that plain torch, which holds all
+    logits of them, does not need a larger card."""
     fragments: int
     local_steps: int
     """H: what captures and deliveries are spread over."""
@@ -156,6 +159,7 @@ SMALL: Final = Sizes(
     memory_model=TINY_WIDE,
     sequence_tokens=64,
     batch_sequences=8,
+    micro_batch=4,
     fragments=3,
     local_steps=6,
     loss_steps=5,
@@ -178,6 +182,7 @@ FULL: Final = Sizes(
     memory_model=QWEN3_600M,
     sequence_tokens=1024,
     batch_sequences=8,
+    micro_batch=2,
     fragments=24,
     local_steps=24,
     loss_steps=60,

@@ -25,7 +25,7 @@ def check(device: str, sizes: Sizes) -> list[Row]:
     ours, plain = [], []
     with workplace(sizes) as place:
         genesis = place.genesis(sizes.model)
-        micro_batch, is_bf16 = sizes.batch_sequences, False
+        micro_batch, is_bf16 = sizes.micro_batch, False
         for _ in range(sizes.turns):
             took_s, micro_batch, is_bf16 = _ours(place, genesis, device)
             ours.append(took_s)

@@ -100,7 +100,7 @@ def _in_swarm(swarm: SmallSwarm, device: str, sizes: Sizes) -> Counted:
     swarm.processes.environment["SHOAL_LIMITS_NICE"] = "0"  # As the trainer alone.
     swarm.start_first()
     words = ("join", swarm.link, "--name", "learner", "--listen", "127.0.0.1", "--log-text")
-    limits = ("--threads", str(sizes.cores), "--micro-batch", str(sizes.batch_sequences))
+    limits = ("--threads", str(sizes.cores), "--micro-batch", str(sizes.micro_batch))
     swarm.start("learner", "learner", *words, "--device", device, *limits, "--no-evaluate")
     first = swarm.await_learner(lambda now: now.merged >= MERGES_FIRST)
     began, began_s = _edge(swarm, first.local_step)

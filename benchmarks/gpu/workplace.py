@@ -73,17 +73,14 @@ class Workplace:
         )
 
     def configure(self, genesis: Genesis, device: str, **changes: Any) -> messages.Configure:
-        """What a daemon would tell its trainer; changes: other fields of it.
-
-        The micro-batch is the whole batch, unless they say otherwise.
-        """
+        """What a daemon would tell its trainer; changes: other fields of it."""
         plain = messages.Configure(
             genesis=encode(genesis),
             inner=msgspec.msgpack.encode(self.sizes.inner),
             data_cache=str(self.folder / "cache"),
             threads=self.sizes.cores,
             device=device,
-            micro_batch=self.sizes.batch_sequences,
+            micro_batch=self.sizes.micro_batch,
         )
         return msgspec.structs.replace(plain, **changes)
 

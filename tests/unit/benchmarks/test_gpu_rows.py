@@ -8,7 +8,7 @@ import math
 import pytest
 
 from benchmarks.gpu import run
-from benchmarks.gpu.device import Facts
+from benchmarks.gpu.device import Facts, numbered
 from benchmarks.gpu.report import Report, table
 from benchmarks.gpu.rows import Row, is_bad
 from benchmarks.gpu.sizes import FULL, SMALL
@@ -109,9 +109,16 @@ def test_the_exit_code_says_whether_a_bar_was_missed(monkeypatch, tmp_path):
     rows = {"speed": [FAST], "stalls": [SLOW]}
     monkeypatch.setattr(run, "run_apart", lambda name, device, sizes: rows[name])
     monkeypatch.setattr(run, "facts_of", facts)
-    out = ["--device", "cuda:0", "--json", str(tmp_path / "report.json")]
+    out = ["--device", "cuda", "--json", str(tmp_path / "report.json")]
     assert run.main([*out, "--only", "speed"]) == 0
     assert run.main([*out, "--only", "speed", "stalls"]) == 1
+    assert json.loads((tmp_path / "report.json").read_text())["facts"]["device"] == "cuda:0"
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda:1", "xpu:0"])
+def test_only_a_device_without_its_number_gets_one(device):
+    assert numbered(device) == device
+    assert numbered("xpu") == "xpu:0"
 
 
 @pytest.mark.parametrize(
