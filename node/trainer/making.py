@@ -47,17 +47,12 @@ FOR_WEIGHTS: Final = InnerSpec(
 def builtin(start: Start) -> BuiltinTrainer:
     """The project's model, with first weights. UserError if it cannot be trained here."""
     genesis, machine = start.genesis, start.machine
+    make = BuiltinTrainer if start.sharing is None else _sharded(start)
     with start.phase("model"):
         check_fits(genesis, start.vocabulary_size)
         network = network_of(genesis, start.cache)
         if machine.base_in_4_bits and genesis.adapter is not None:
             hold_in_four_bits(network, start.accelerator.device)
-    if start.sharing is not None and machine.optimizer_in_8_bits:
-        raise UserError(
-            "Moments in 8 bits do not go with a model that is cut up between devices. Start again"
-            " with: shoal config unset learner.optimizer_in_8_bits"
-        )
-    make = BuiltinTrainer if start.sharing is None else _sharded(start)
     trainer = make(
         network,
         start.inner,
@@ -102,6 +97,11 @@ def _sharded(start: Start) -> Callable[..., BuiltinTrainer]:
         raise UserError(
             "A base model in 4 bits is not cut up between devices. Set learner.sharded or"
             " learner.base_in_4_bits to false."
+        )
+    if start.machine.optimizer_in_8_bits:
+        raise UserError(
+            "Moments in 8 bits are not cut up between devices. Set learner.sharded or"
+            " learner.optimizer_in_8_bits to false."
         )
     assert start.sharing is not None, "there are ranks to share with"
     return partial(ShardedTrainer, group=start.sharing)

@@ -63,6 +63,17 @@ def test_each_rank_holds_half_of_the_weights_and_half_of_the_moments(found, case
     assert together[1] == 2 * found[0][case]["bytes"][0][0]
 
 
+def test_each_kind_of_delivery_changes_the_rows_of_all_as_it_does_the_whole(found):
+    assert found[0]["changed"] == [0.0, 0.0, 0.0]
+
+
+def test_what_is_measured_has_no_dropout_and_what_is_trained_has(found):
+    for rank in found:
+        expected, loss, is_training = rank["measured"]
+        assert loss == pytest.approx(expected, abs=1e-5)
+        assert is_training
+
+
 def test_a_rank_without_memory_ends_the_step_of_all(found):
     first, last = (rank["ended"] for rank in found)
     assert last == ["TrainerFailure", "oom", 2]

@@ -13,20 +13,23 @@ import os
 import sys
 
 import msgspec
+import numpy as np
 import torch
 
 from node.trainer.builtin import builtin_loop
 from node.trainer.failures import RankLost, TrainerFailure
 from node.trainer.loop import InnerLoop, make_accelerator
-from node.trainer.model import build_model, describe_model
+from node.trainer.model import build_model, describe_model, layout_of
 from node.trainer.objective import next_token
+from node.trainer.ranks import messages
 from node.trainer.ranks.group import RankGroup
-from node.trainer.ranks.sharded import ShardedTrainer
+from node.trainer.ranks.sharded import ShardedTrainer, follow
 from node.trainer.text.reader import BlockReader
-from tests.support.tiny_loop import Repeating
+from tests.support.tiny_loop import GENESIS, Repeating
 from tests.support.tiny_project import CONFIG, INNER
 
 STEPS = 12
+LAYOUT = layout_of(GENESIS)
 
 MIXTRAL = {
     **CONFIG,
@@ -96,6 +99,40 @@ def case(name, group):
     return {"losses": losses, "bytes": [held_bytes(loop.trainer) for loop in loops]}
 
 
+def measured(group):
+    """The held-out loss of a model with dropout, which measuring leaves out."""
+    config = {**CONFIG, "attention_dropout": 0.3}
+    alone = plain("LlamaForCausalLM", config, INNER).trainer.twin()
+    samples = np.concatenate([Repeating().sequences(position) for position in range(3)])
+    trainer = together("LlamaForCausalLM", config, INNER, group).trainer
+    with torch.no_grad():
+        expected = alone.heldout_loss(samples, lambda: None)
+    return [expected, trainer.heldout_loss(samples, lambda: None), trainer.model.training]
+
+
+def changed(group):
+    """On rank 0, how far a fragment is from that of one rank after each kind of delivery."""
+    alone = plain("LlamaForCausalLM", CONFIG, INNER).view(LAYOUT)
+    loop = together("LlamaForCausalLM", CONFIG, INNER, group)
+    view, moments = loop.view(LAYOUT), loop.moments(LAYOUT)
+    draw, apart = np.random.default_rng(5), []
+    for kept_frac in (0.25, None, 0.0):
+        values = draw.standard_normal(view.numel(1), dtype=np.float32)
+        if group.rank:
+            follow(messages.Change(1, kept_frac), loop.trainer, view, moments)
+            follow(messages.Gather(1), loop.trainer, view, moments)
+            continue
+        found = [np.empty_like(values), np.empty_like(values)]
+        for one, out in zip((alone, view), found, strict=True):
+            if kept_frac is None:
+                one.add(1, values)
+            else:
+                one.blend(1, values, kept_frac)
+            one.read(1, out)
+        apart.append(float(np.abs(found[1] - found[0]).max()))
+    return apart
+
+
 def ended(group):
     """How it ends where the last rank has no memory for its second pass."""
     loop = together("LlamaForCausalLM", CONFIG, INNER, group)
@@ -120,7 +157,8 @@ def main(rank, ranks, meeting):
     torch.set_num_threads(1)
     group = RankGroup(rank, ranks, torch.device("cpu"), meeting)
     found = {name: case(name, group) for name in CASES}
-    print(json.dumps({**found, "ended": ended(group)}), flush=True)
+    found |= {"measured": measured(group), "changed": changed(group), "ended": ended(group)}
+    print(json.dumps(found), flush=True)
     os._exit(0)  # As ranks do: others notice that it is gone.
 
 

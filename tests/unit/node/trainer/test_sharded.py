@@ -15,6 +15,7 @@ from node.trainer.model import build_model
 from node.trainer.own.interface import Start
 from node.trainer.ranks.sharded import in_step, units
 from protocol.errors import UserError
+from protocol.project import AdapterSpec
 from tests.support.tiny_loop import GENESIS
 from tests.support.tiny_project import INNER
 
@@ -41,13 +42,12 @@ def test_lists_inside_of_blocks_and_lists_without_tensors_are_no_units():
     assert units(model) == [block]
 
 
-def started(**changes):
-    inner = msgspec.structs.replace(INNER, **changes)
+def started(*, optimizer="adamw", genesis=GENESIS, **machine):
     return Start(
-        genesis=GENESIS,
-        inner=inner,
+        genesis=genesis,
+        inner=msgspec.structs.replace(INNER, optimizer=optimizer),
         accelerator=make_accelerator("cpu"),
-        machine=Configure(b"", b"", "", threads=1, ranks=2, sharded=True),
+        machine=Configure(b"", b"", "", threads=1, ranks=2, sharded=True, **machine),
         vocabulary_size=257,
         phase=lambda name: nullcontext(),
         tell=lambda words: None,
@@ -58,6 +58,13 @@ def started(**changes):
 def test_muon_wants_whole_matrices():
     with pytest.raises(UserError, match=r"need whole matrices.*learner\.sharded to false"):
         making.builtin(started(optimizer="muon"))
+
+
+def test_a_base_in_four_bits_is_not_cut_up():
+    adapter = AdapterSpec(4, 8.0, 0.0, ("q_proj",), "both", "bf16")
+    tuned = msgspec.structs.replace(GENESIS, adapter=adapter)
+    with pytest.raises(UserError, match=r"learner\.base_in_4_bits to false"):
+        making.builtin(started(genesis=tuned, base_in_4_bits=True))
 
 
 def test_a_rank_that_is_gone_is_told_from_other_trouble():
