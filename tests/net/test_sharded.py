@@ -74,6 +74,13 @@ def test_what_is_measured_has_no_dropout_and_what_is_trained_has(found):
         assert is_training
 
 
+def test_a_compiler_is_left_out_and_that_is_said(found):
+    for rank in found:
+        words, is_compiled = rank["compiled"]
+        assert "learner.compile is left out" in " ".join(words)
+        assert not is_compiled
+
+
 def test_a_rank_without_memory_ends_the_step_of_all(found):
     first, last = (rank["ended"] for rank in found)
     assert last == ["TrainerFailure", "oom", 2]

@@ -62,7 +62,7 @@ def plain(architecture, config, inner):
     return builtin_loop(model, reader(), inner, accelerator=make_accelerator("cpu"), micro_batch=1)
 
 
-def together(architecture, config, inner, group):
+def together(architecture, config, inner, group, tell=print):
     model = build_model(describe_model(architecture, config), seed=11)
     accelerator = make_accelerator("cpu")
     objective = next_token(model, vocabulary=257, sequence_tokens=32, z_loss=inner.z_loss)
@@ -73,6 +73,7 @@ def together(architecture, config, inner, group):
         accelerator=accelerator,
         micro_batch=1,
         objective=objective,
+        tell=tell,
     )
     trainer.join(group, None)
     return InnerLoop(trainer, reader(), inner, device=accelerator.device)
@@ -108,6 +109,14 @@ def measured(group):
     with torch.no_grad():
         expected = alone.heldout_loss(samples, lambda: None)
     return [expected, trainer.heldout_loss(samples, lambda: None), trainer.model.training]
+
+
+def compiled(group):
+    """What it says where it should be compiled, and whether it is."""
+    words = []
+    trainer = together("LlamaForCausalLM", CONFIG, INNER, group, words.append).trainer
+    trainer.compile()
+    return [words, trainer.is_compiled]
 
 
 def changed(group):
@@ -157,7 +166,8 @@ def main(rank, ranks, meeting):
     torch.set_num_threads(1)
     group = RankGroup(rank, ranks, torch.device("cpu"), meeting)
     found = {name: case(name, group) for name in CASES}
-    found |= {"measured": measured(group), "changed": changed(group), "ended": ended(group)}
+    for more in (measured, compiled, changed, ended):
+        found[more.__name__] = more(group)
     print(json.dumps(found), flush=True)
     os._exit(0)  # As ranks do: others notice that it is gone.
 

@@ -14,10 +14,11 @@ from node.trainer.loop import make_accelerator
 from node.trainer.model import build_model
 from node.trainer.own.interface import Start
 from node.trainer.ranks.sharded import in_step, units
+from node.trainer.setup import NOTHING_TO_SHARE, THREAD_VARIABLES, TrainerSetup
 from protocol.errors import UserError
 from protocol.project import AdapterSpec
 from tests.support.tiny_loop import GENESIS
-from tests.support.tiny_project import INNER
+from tests.support.tiny_project import INNER, configure, tiny_genesis
 
 
 def test_blocks_are_put_together_one_at_a_time():
@@ -53,6 +54,15 @@ def started(*, optimizer="adamw", genesis=GENESIS, **machine):
         tell=lambda words: None,
         sharing=object(),
     )
+
+
+def test_a_device_that_is_alone_holds_the_whole_model_and_says_so(tmp_path, monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    genesis = tiny_genesis(tmp_path)
+    ready = TrainerSetup(configure(genesis, tmp_path, sharded=True, micro_batch=1)).ready()
+    assert (ready.ranks, ready.is_sharded) == (1, False)
+    assert NOTHING_TO_SHARE in ready.adjustments
 
 
 def test_muon_wants_whole_matrices():
