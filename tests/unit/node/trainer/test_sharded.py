@@ -77,6 +77,11 @@ def test_a_base_in_four_bits_is_not_cut_up():
         making.builtin(started(genesis=tuned, base_in_4_bits=True))
 
 
+def test_moments_in_eight_bits_are_not_cut_up():
+    with pytest.raises(UserError, match=r"learner\.optimizer_in_8_bits to false"):
+        making.builtin(started(optimizer_in_8_bits=True))
+
+
 def test_a_rank_that_is_gone_is_told_from_other_trouble():
     with pytest.raises(RankLost), in_step():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
