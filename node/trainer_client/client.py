@@ -72,6 +72,8 @@ class TrainerPort:
     pool: Executor
     note: Callable[[object], None]
     notice: Callable[[str], None]
+    ready_timeout_s: float = READY_TIMEOUT_S
+    """From its start until a trainer could step."""
     tape: TrainerTape = field(default_factory=lambda: TrainerTape(NoTape()))
     process: TrainerProcess | None = None
     ready: messages.Ready | None = None
@@ -146,7 +148,15 @@ class TrainerPort:
         return result
 
     async def launch(self, micro_batch: int | None, inner: InnerSpec) -> JobResult:
-        """Start a process, and wait until it could be given weights."""
+        """Start a process, and wait until it could be given weights.
+
+        There is never a second one: what is not ready in time is ended, and one that cannot be
+        ended, such as in a driver that hangs, is waited for.
+        """
+        if self.process is not None and self.process.is_running:
+            await self.process.stop()
+            if self.process.is_running:
+                return Failed("the former trainer does not end; another would be one too many")
         self._starting = asyncio.get_running_loop().create_future()
         process = TrainerProcess(
             log_path=self.log_path, on_event=self._on_event, on_exit=self._on_exit
@@ -162,11 +172,16 @@ class TrainerPort:
                 ram_ceiling_bytes=self.ram_ceiling(),
             )
         )
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            event = await self._starting
+        try:
+            async with asyncio.timeout(self.ready_timeout_s):
+                event = await self._starting
+        except TimeoutError:
+            await process.stop()
+            return Failed(f"it was not ready after {self.ready_timeout_s:.0f} s")
         if isinstance(event, messages.Failed):
             return _not_started(event)
         if not isinstance(event, messages.Ready):
+            await process.stop()
             return Failed("it did not get ready")
         if event.layout_digest != self.bank.layout.digest:
             await process.stop()

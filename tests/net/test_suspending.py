@@ -19,16 +19,18 @@ from node.machine.jobs import (
     Evaluate,
     Feed,
     NotRestored,
+    StartTrainer,
     Starved,
     TrainerLost,
     TrainerReady,
     TrainerSuspended,
     WakeTrainer,
 )
-from node.trainer_client.client import TrainerPort
+from node.trainer_client.client import READY_TIMEOUT_S, TrainerPort
 from node.trainer_client.suspended_trainer import Gate
 from protocol.log.records import Span
 from protocol.machine import Failed
+from tests.net.swarms import is_gone
 from tests.support.tiny_project import INNER, tiny_genesis
 from tests.support.trainer_bench import BLOCKS, bench, open_files
 
@@ -45,6 +47,27 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def genesis(folder):
     return tiny_genesis(folder)
+
+
+def test_a_start_that_takes_too_long_leaves_no_second_trainer(genesis, folder):
+    async def start():
+        async with bench(genesis, folder) as one:
+            one.port.ready_timeout_s = 0.05
+            for _ in range(3):
+                failed = await one.port.start(StartTrainer(2, INNER))
+                assert isinstance(failed, Failed)
+                assert "not ready after" in failed.reason
+                assert one.port.pid is None
+                assert is_gone(one.port.process.pid), "it would take memory beside its successor"
+            one.port.ready_timeout_s = READY_TIMEOUT_S
+            assert isinstance(await one.port.start(StartTrainer(2, INNER)), TrainerReady)
+            first = one.port.pid
+            # Whatever asks for another while one runs: there is one.
+            assert isinstance(await one.port.start(StartTrainer(2, INNER)), TrainerReady)
+            assert is_gone(first)
+            assert not is_gone(one.port.pid)
+
+    uvloop.run(start())
 
 
 def test_a_trainer_suspended_again_and_again_goes_on_bit_for_bit(genesis, folder):
