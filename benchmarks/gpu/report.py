@@ -48,15 +48,10 @@ def table(report: Report) -> str:
     lines += ["", _line(HEAD), "|" + "---|" * len(HEAD)]
     for row in report.rows:
         said = row.error or row.why_not
-        verdict = row.verdict(is_accelerator=facts.is_accelerator)
-        cells = (
-            row.check,
-            row.what,
-            row.figure,
-            row.bar,
-            f"{verdict}: {said}" if said else verdict,
-        )
-        lines.append(_line(cells))
+        verdict: str = row.verdict(is_accelerator=facts.is_accelerator)
+        if said:
+            verdict = f"{verdict}: {said}"
+        lines.append(_line((row.check, row.what, row.figure, row.bar, verdict)))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,6 +59,15 @@ def losses_here(genesis, folder):
     return [loop.step().loss for _ in range(LOCAL_STEPS)]
 
 
+def open_by(pid):
+    """What the descriptors of a process lead to."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # The one that lists them.
+            found.append(os.readlink(descriptor))
+    return found
+
+
 def until(look):
     ends_s = time.monotonic() + LIMIT_S
     while not (found := look()) and time.monotonic() < ends_s:
@@ -77,6 +87,9 @@ def test_a_trainer_trains_is_suspended_and_its_end_is_noticed(genesis, folder):
             assert isinstance(await one.wake(), TrainerReady)
             await one.until(lambda: len(one.steps) >= LOCAL_STEPS)
             await one.weights()
+            opened = open_by("self")
+            assert any("shoal-slot" in name and "(deleted)" in name for name in opened)
+            assert not any("memfd:" in name or "pidfd" in name for name in opened)
             os.kill(one.port.pid, signal.SIGKILL)
             await one.until(lambda: any(isinstance(note, TrainerLost) for note in one.notes))
             losses = one.losses
