@@ -64,14 +64,14 @@ class Alone:
         flat = np.zeros(cut.numel, np.float32)
         for span in cut.spans:
             values = self.tensors[span.name].detach().numpy().reshape(-1)
-            flat[span.offset : span.offset + span.numel] = values
+            flat[span.offset : span.offset + span.numel] = values[span.start : span.end]
         return flat
 
     def write(self, fragment, flat):
         for span in self.layout.fragments[fragment].spans:
-            values = flat[span.offset : span.offset + span.numel].reshape(span.shape)
+            values = torch.from_numpy(flat[span.offset : span.offset + span.numel].copy())
             with torch.no_grad():
-                self.tensors[span.name].copy_(torch.from_numpy(values.copy()))
+                self.tensors[span.name].view(-1)[span.start : span.end].copy_(values)
 
     def follow(self, frame):
         match frame:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from host.runtime.memory_files import MeetingFile
 from tests.support.sharded_ranks import CASES, STEPS
 
 pytestmark = pytest.mark.net
@@ -22,15 +23,15 @@ WAIT_S = 240.0
 @pytest.fixture(scope="module")
 def found():
     """By rank, what it found for each case."""
-    meeting = os.memfd_create("ranks")
+    meeting = MeetingFile("ranks")
     program = [sys.executable, "-m", "tests.support.sharded_ranks"]
     ranks = [
         subprocess.Popen(
-            [*program, str(rank), str(RANKS), str(meeting)],
+            [*program, str(rank), str(RANKS), meeting.path],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
-            pass_fds=(meeting,),
+            pass_fds=meeting.keep,
             text=True,
         )
         for rank in range(RANKS)
@@ -41,7 +42,7 @@ def found():
         for one in ranks:
             one.kill()
             one.wait()
-        os.close(meeting)
+        meeting.close()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -173,4 +173,4 @@ def main(rank, ranks, meeting):
 
 
 if __name__ == "__main__":
-    main(*(int(one) for one in sys.argv[1:]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -371,7 +371,8 @@ def _moved(old: Tensor, new: Tensor, kept_frac: float | None) -> Tensor:
     """What is kept of the old, and the new for the rest; None: both together."""
     if kept_frac is None:
         return old + new
-    return old * kept_frac + new * (1.0 - kept_frac) if kept_frac else new
+    # The same operations as of a whole tensor (`FragmentView.blend`), to the bit.
+    return (old * kept_frac).add_(new, alpha=1.0 - kept_frac) if kept_frac else new
 
 
 def _laid_out(values: Tensor, span: TensorSpan, like: Tensor) -> tuple[Tensor, Tensor]:
