@@ -221,7 +221,7 @@ class TrainerSetup:
         trainer: object = self.trainer
         if not isinstance(trainer, Fits):
             return inner.with_batch(inner.batch_sequences)
-        found = inner.with_batch(ranks * trainer.micro_batch if has_room else max(ranks, 1))
+        found = inner.with_batch(ranks * trainer.micro_batch if has_room else ranks)
         trainer.take_batch(found.batch_sequences)
         return found
 
