@@ -50,3 +50,61 @@ class DutyCycle:
         if self._glance(owed_s):
             raise StepAbandoned
         return time.monotonic() - started
+
+
+class Measuring:
+    """How a measurement and local steps share a trainer: by turns, each about half of the time.
+
+    So nothing that the swarm asks for ends anybody's training for longer than `BURST_S` of work, or
+    one local step where that is longer.
+    """
+
+    def __init__(self, duty: DutyCycle) -> None:
+        self.duty = duty
+        self._worked_s = 0.0
+        self._owed_s = 0.0
+        """Measured since the last local steps."""
+        self._step_s = 0.0
+        """Work of the last local step amid a measurement."""
+        self.is_amid = False
+        """Something other than the measurement is going on."""
+        self.turns_s = 0.0
+        """Seconds that went into local steps and their rests since `begin`."""
+        self._spent_s = 0.0
+
+    def begin(self) -> None:
+        """A new measurement."""
+        self.duty.begin()
+        self._worked_s = self._owed_s = self.turns_s = 0.0
+        self.is_amid = False
+
+    def on_worked(self, work_s: float) -> None:
+        """A micro-batch was measured. Rests when it is time to, as `DutyCycle.between`."""
+        self._worked_s += work_s
+        self._owed_s += work_s
+        self.duty.between(work_s)
+
+    def on_turn(self, work_s: float, turn_s: float) -> None:
+        """A local step was made; with its rest it took `turn_s`."""
+        self._step_s = work_s
+        self.turns_s += turn_s
+        self._owed_s = max(0.0, self._owed_s - work_s)
+
+    def spend(self, seconds: float) -> None:
+        """So long it measured, or must rest for that."""
+        self._spent_s += seconds
+
+    def take_spent_s(self) -> float:
+        """Seconds that measuring took since this was last asked, with its rests."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is the turn of local steps."""
+        return self._owed_s >= max(BURST_S, self._step_s)
+
+    @property
+    def unpaid_s(self) -> float:
+        """Seconds of measuring for which nothing has rested yet."""
+        return max(0.0, self._worked_s - self.duty.paid_s)

@@ -7,14 +7,13 @@ other does not hide what the push does, and a push of nothing has a gain of exac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from node.trainer.loop import view_of
+from node.trainer.loop import Worked, view_of
 from node.trainer.model import Floats
 from node.trainer.own.interface import Losses, Samples, TellsLosses, Trainer
 from protocol.errors import InternalError
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 LOSS_MAX: Final = 1e4
 """Nats per token. With the push, a loss beyond this, or one that is no number, counts as this."""
-
-Worked = Callable[[float], None]
-"""Called behind each micro-batch with the seconds that it took; may raise StepAbandoned."""
 
 
 class NotFinite(Exception):

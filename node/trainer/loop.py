@@ -55,6 +55,9 @@ Between = Callable[[float], float]
 """Called between micro-batches with the seconds of work since the last call; returns the seconds
 that it rested. May raise StepAbandoned."""
 
+Worked = Callable[[float], None]
+"""Called behind each micro-batch with the seconds that it took; may raise StepAbandoned."""
+
 
 @runtime_checkable
 class InParts(Protocol):
@@ -99,6 +102,8 @@ class InnerLoop(Generic[T_co]):
         """What it had to make do without since somebody emptied the list, in words."""
         self.before_moving: Callable[[], None] = lambda: None
         """Called before the optimizer moves the weights."""
+        self._put_aside = (b"", b"")
+        """The random stream of the training while something is measured."""
 
     def view(self, layout: Layout) -> FragmentView:
         """The weights as fragments."""
@@ -181,17 +186,21 @@ class InnerLoop(Generic[T_co]):
         *,
         layout: Layout,
         values: Floats,
-        between: Between | None = None,
+        worked: Worked | None = None,
     ) -> float:
         """Mean loss, as the trainer measures it, of the weights whose fragments are `values`.
 
-        values: every fragment, one after the other. The weights in training and the random stream
-        are not touched. Cost: a second copy of what is trained.
+        values: every fragment, one after the other; worked: called between micro-batches, may raise
+        StepAbandoned. The weights in training and the random stream are not touched. Cost: a second
+        copy of what is trained.
         """
+        since = time.monotonic()
 
         def rest() -> None:
-            if between is not None:
-                between(0.0)
+            nonlocal since
+            if worked is not None:
+                worked(time.monotonic() - since)
+            since = time.monotonic()
 
         with self.other(layout, values) as trainer, torch.no_grad():
             return trainer.heldout_loss(sequences, rest)
@@ -202,8 +211,8 @@ class InnerLoop(Generic[T_co]):
 
         Where it cannot be copied, local steps must wait until this is over.
         """
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        self._put_aside = self.random_state()
+        try:
             trainer: object = self.trainer
             if isinstance(trainer, Twinned):
                 twin = cast(T_co, trainer.twin())
@@ -220,6 +229,20 @@ class InnerLoop(Generic[T_co]):
             finally:
                 for fragment, own in enumerate(kept):
                     view.write(fragment, own)
+        finally:
+            self.set_random_state(*self._put_aside)
+
+    def step_amid(self, between: Between | None = None) -> LocalStep:
+        """A local step while `other` holds, whose trainer must be a twin: the random stream of the
+        training goes on as if nothing were measured."""
+        measuring = self.random_state()
+        self.set_random_state(*self._put_aside)
+        try:
+            with torch.enable_grad():
+                return self.step(between)
+        finally:
+            self._put_aside = self.random_state()
+            self.set_random_state(*measuring)
 
 
 def _run_what_was_noted() -> None:

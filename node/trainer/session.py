@@ -12,14 +12,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from host.runtime import garbage
 from node.machine.moments import moments_numel
-from node.trainer.duty import DutyCycle
+from node.trainer.duty import DutyCycle, Measuring
 from node.trainer.failures import RankLost, StepAbandoned, is_out_of_memory
 from node.trainer.link import messages
 from node.trainer.link.endpoint import TrainerEnd
@@ -30,6 +31,7 @@ from node.trainer.setup import TrainerSetup, decoded, limit_resources
 from protocol.errors import InternalError
 
 if TYPE_CHECKING:
+    from node.trainer.loop import Between, LocalStep, Worked
     from node.trainer.model import Floats, FragmentView, Values
     from node.trainer.moments_view import MomentsView
     from protocol.messages import Gain
@@ -52,6 +54,7 @@ class Session:
         self._is_paused = False
         self._said_starved = False
         self._duty = DutyCycle(self._is_held)
+        self._measuring = Measuring(DutyCycle(self._is_held))
         self._followers: Followers | None = None
         self._rest_until = 0.0
         self._boundary = 0.0
@@ -102,7 +105,7 @@ class Session:
             raise InternalError(f"the first command was {type(first).__name__}, not Configure")
         first = self._shared(first)
         limit_resources(first)
-        self._duty.duty_frac = first.duty_frac
+        self._duty.duty_frac = self._measuring.duty.duty_frac = first.duty_frac
         with garbage.seldom_sought():
             self._setup = TrainerSetup(first, self._followers)
         ready = self._setup.ready()
@@ -145,9 +148,14 @@ class Session:
         finally:
             os._exit(messages.EXIT_CODES[failed.kind])
 
+    @property
+    def _is_live(self) -> bool:
+        """Whether local steps are expected."""
+        return self._has_begun and not self._is_paused
+
     def _may_train(self) -> bool:
         """Whether a local step is due; says so, once, if only blocks are missing."""
-        if not self._has_begun or self._is_paused:
+        if not self._is_live:
             return False
         if self._setup.loop.can_step:
             return True
@@ -161,12 +169,14 @@ class Session:
         return max(0.0, self._rest_until - time.monotonic())
 
     def _train(self) -> None:
+        with suppress(StepAbandoned):  # A pause is the next command.
+            self._step(self._setup.loop.step)
+
+    def _step(self, step: Callable[[Between], LocalStep]) -> LocalStep:
+        """A local step, told. StepAbandoned if a command came that allows none."""
         loop = self._setup.loop
         self._duty.begin()
-        try:
-            done = loop.step(self._duty.between)
-        except StepAbandoned:
-            return  # A pause is the next command.
+        done = step(self._duty.between)
         self._setup.copies.finish()
         if loop.local_step == 1:
             self._extras()  # Too much of it is said now, and not at the first pause.
@@ -175,7 +185,7 @@ class Session:
             say(reason)
             self._end.send(messages.Adjusted(self._setup.micro_batch, reason))
         now = time.monotonic()
-        step_s, self._boundary = now - self._boundary, now
+        step_s, self._boundary = max(done.work_s, now - self._boundary), now
         self._rest_after(done.work_s - self._duty.paid_s)
         self._end.send(
             messages.Stepped(
@@ -188,12 +198,16 @@ class Session:
                 sequence=loop.reader.sequence,
                 learning_rate=done.learning_rate,
                 progress=loop.progress,
+                measured_s=self._measuring.take_spent_s(),
             )
         )
+        return done
 
     def _is_held(self, timeout_s: float) -> bool:
         """Whether a command that allows no more work is waiting, or comes in time."""
         self._setup.copies.poll()
+        if any(isinstance(command, messages.Pause | messages.Quit) for command in self._end.seen()):
+            return True
         ends_s = time.monotonic() + timeout_s
         while True:
             command = self._end.glance(max(0.0, ends_s - time.monotonic()))
@@ -323,7 +337,7 @@ class Session:
         self._setup.loop.progress = command.frac
 
     def _set_duty(self, command: messages.SetDuty) -> None:
-        self._duty.duty_frac = command.frac
+        self._duty.duty_frac = self._measuring.duty.duty_frac = command.frac
         if self._followers is not None:
             self._followers.duty_frac = command.frac
         # A longer rest begun under the old share would outlast the change.
@@ -333,25 +347,24 @@ class Session:
         slot = self._slot(command.slot, command.numel)
         sequences = self._setup.corpus.heldout(command.sequences)
         loop, layout = self._setup.loop, self._setup.layout
-        self._duty.begin()
         loss, is_cut = math.nan, False
+        started = self._started
+        self._measuring.begin()
         try:
-            loss = loop.evaluate(
-                sequences, layout=layout, values=slot.values, between=self._duty.between
-            )
+            with self._measured() as worked:
+                loss = loop.evaluate(sequences, layout=layout, values=slot.values, worked=worked)
         except StepAbandoned:
             is_cut = True
         tokens = len(sequences) * self._setup.corpus.spec.sequence_tokens
-        seconds = time.monotonic() - self._started
-        self._rest_after(seconds)
+        seconds = time.monotonic() - started - self._measuring.turns_s
         self._end.send(messages.Evaluated(command.job, loss, tokens, seconds, is_cut))
 
     def _measure_gain(self, command: messages.MeasureGain) -> None:
         """Measures, and carries out meanwhile what must not wait for the end of it."""
         started = self._started
-        self._duty.begin()
+        self._measuring.begin()
         gains, trouble = self._gains(command)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - started - self._measuring.turns_s
         own, other = gains or (None, None)
         self._end.send(messages.GainMeasured(command.job, own, other, seconds, trouble))
 
@@ -362,7 +375,7 @@ class Session:
         from node.trainer.gain import Change, NotFinite, measure_gain
         from node.trainer.loop import free_device_memory
 
-        setup, worked_s, is_amid = self._setup, 0.0, False
+        setup = self._setup
         if not setup.corpus.matches:
             return (), "other text"
         trainer: object = setup.trainer
@@ -370,37 +383,70 @@ class Session:
             return (), "no losses"
         slot = self._slot(command.slot, command.numel)
         whole = command.numel - setup.view.numel(command.fragment)
-
-        def worked(seconds: float) -> None:
-            nonlocal worked_s, is_amid
-            worked_s += seconds
-            self._duty.between(seconds)
-            if isinstance(trainer, Twinned):  # Otherwise the weights are those of another.
-                is_amid = True
-                self._meanwhile()
-                is_amid = False
-
         try:
-            return measure_gain(
-                setup.loop,
-                setup.layout,
-                slot.values[:whole],
-                Change(command.fragment, slot.values[whole:]),
-                (setup.read_places(command.own), setup.read_places(command.other)),
-                worked,
-            ), None
+            with self._measured() as worked:
+                return measure_gain(
+                    setup.loop,
+                    setup.layout,
+                    slot.values[:whole],
+                    Change(command.fragment, slot.values[whole:]),
+                    (setup.read_places(command.own), setup.read_places(command.other)),
+                    worked,
+                ), None
         except StepAbandoned:
             return (), "paused"
         except NotFinite:
             return (), "not finite"
         except (RuntimeError, MemoryError) as error:
-            if is_amid or not is_out_of_memory(error):
+            if self._measuring.is_amid or not is_out_of_memory(error):
                 raise
-        finally:
-            self._rest_after(max(0.0, worked_s - self._duty.paid_s))
         # Behind the handler: what the failed pass held is free only now.
         free_device_memory(setup.loop.device)
         return (), "no memory"
+
+    @contextmanager
+    def _measured(self) -> Iterator[Worked]:
+        """What a measurement must call between its micro-batches; it is as polite as local steps.
+
+        Commands that need not wait are carried out meanwhile, and local steps take their turns.
+        """
+        measuring = self._measuring
+        trainer: object = self._setup.trainer
+        is_apart = isinstance(trainer, Twinned)  # Otherwise the weights are those of another.
+        if is_apart:
+            self._rest_out()
+        pending_s = self._rest_s()
+        resumed_s = time.monotonic()
+
+        def pass_over() -> None:
+            """What is measured takes no part of a local step's time."""
+            nonlocal resumed_s
+            now = time.monotonic()
+            if self._is_live:
+                measuring.spend(now - resumed_s)
+            self._boundary += now - resumed_s
+            resumed_s = now
+
+        def worked(seconds: float) -> None:
+            nonlocal resumed_s
+            measuring.on_worked(seconds)
+            if is_apart:
+                pass_over()
+                measuring.is_amid = True
+                self._meanwhile()
+                self._take_turns()
+                measuring.is_amid = False
+                resumed_s = time.monotonic()
+
+        try:
+            yield worked
+        finally:
+            pass_over()
+            rest_s = self._duty.owed_s(measuring.unpaid_s)
+            if self._is_live:
+                measuring.spend(rest_s)
+            self._boundary += rest_s
+            self._rest_until = time.monotonic() + pending_s + rest_s
 
     def _meanwhile(self) -> None:
         """Carries out the commands whose turn it is, as long as they may come amid a measurement.
@@ -413,6 +459,31 @@ class Session:
                 self._setup.copies.finish()
             self._started = time.monotonic()
             self._actions[type(command)](command)
+
+    def _rest_out(self) -> None:
+        """The rest that is due, during which commands are carried out as amid a measurement.
+
+        StepAbandoned if one allows no more work.
+        """
+        self._meanwhile()
+        while not self._is_held(0.0) and (rest_s := self._rest_s()):
+            self._end.glance(rest_s)
+            self._meanwhile()
+        if self._is_held(0.0):
+            raise StepAbandoned
+
+    def _take_turns(self) -> None:
+        """Local steps for as long as was measured since the last ones.
+
+        Only where both fit into memory for certain: what a local step fails to get would leave it
+        with smaller micro-batches for good.
+        """
+        measuring = self._measuring
+        while self._setup.has_room_to_measure and measuring.is_due and self._may_train():
+            began = time.monotonic()
+            done = self._step(self._setup.loop.step_amid)
+            self._rest_out()
+            measuring.on_turn(done.work_s, time.monotonic() - began)
 
     def _generate(self, command: messages.Generate) -> None:
         values = None

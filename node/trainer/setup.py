@@ -144,6 +144,8 @@ class TrainerSetup:
             ceiling=configure.ram_ceiling_bytes,
             step_bytes=step_bytes * self._parameters_here(),
         )
+        self.has_room_to_measure = device.type == "cpu" and configure.ram_bytes_max is None
+        """Whether a local step may run beside a second copy of the model."""
 
     def _found_to_share(
         self, configure: messages.Configure, device: torch.device, adjustments: list[str]

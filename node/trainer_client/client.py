@@ -360,7 +360,6 @@ class TrainerPort:
         answer = await self._hand(self.bank.frozen(job.index), command)
         if not isinstance(answer, messages.Evaluated):
             return Failed("the trainer ended")
-        self.clock.evaluating_s += answer.seconds
         self.evaluations += 1
         return loss_of(answer)
 
@@ -381,7 +380,6 @@ class TrainerPort:
         answer = await self._hand(pushed, command, is_last=True)
         if not isinstance(answer, messages.GainMeasured):
             return None
-        self.clock.evaluating_s += answer.seconds
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> str:
@@ -654,9 +652,8 @@ class TrainerPort:
 
     def _stepped(self, event: messages.Stepped) -> None:
         self.tape.stepped(event.local_step, event.progress)
-        # A throttled device is a slower device: the sleep that belongs to a step counts as step.
-        self.clock.work_s += min(event.step_s, event.work_s / self.duty_frac)
-        self.clock.busy_s += event.work_s
+        self.clock.measuring_s += event.measured_s
+        self.clock.step(event.step_s, event.work_s, self.duty_frac)
         is_finite = abs(event.loss) < 1e300
         self.note(
             jobs.Stepped(

@@ -107,7 +107,6 @@ def test_a_push_is_measured_by_a_process_that_trains(genesis, folder):
             assert gone.trouble == "no payload"
             await one.until(lambda: Starved() in one.notes)
             assert one.steps == list(range(1, len(one.steps) + 1))
-            assert one.port.clock.evaluating_s > 0.0
             return told, payload, [one.bank.theta(at) for at in range(genesis.fragments)]
 
     told, payload, weights = uvloop.run(run())

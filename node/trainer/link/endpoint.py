@@ -73,6 +73,10 @@ class BlockingEnd(Generic[M]):
             except BlockingIOError:
                 continue  # Woken for nothing.
 
+    def seen(self) -> tuple[M, ...]:
+        """The messages that were seen before their turn, in their order."""
+        return tuple(self._ahead)
+
     def take_descriptor(self) -> int:
         """The descriptor that came with the `OfferSlot` just received."""
         return self._reader.take_descriptor()

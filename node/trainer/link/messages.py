@@ -382,7 +382,8 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
     loss: float
     """Mean cross-entropy per token in nats. NaN: gradients were not finite, weights unchanged."""
     step_s: float
-    """Wall seconds since the last local step ended, sleep included, waiting for blocks excluded."""
+    """Wall seconds since the last local step ended, sleep included; waiting for blocks is not, nor
+    is measuring."""
     work_s: float
     """Wall seconds of computation."""
     position: Count
@@ -391,6 +392,8 @@ class Stepped(Struct, frozen=True, array_like=True, tag=True):
     """Sequences of that block that are read; equal to the block's size when it is finished."""
     learning_rate: float
     progress: float = 0.0
+    measured_s: float = 0.0
+    """Wall seconds that went into measuring since the last local step, its rests included."""
 
 
 class Done(Struct, frozen=True, array_like=True, tag=True):

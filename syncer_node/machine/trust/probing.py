@@ -48,7 +48,7 @@ UNREAD_SPREAD: Final = 1024
 WINDOW_BLOCKS_MAX: Final = 256
 """Blocks of a push that are compared with those drawn, which matters where the text is short."""
 
-ANSWER_TIMEOUT_S: Final = 180.0
+ANSWER_TIMEOUT_S: Final = 300.0
 DECLINED_REST_S: Final = 30.0
 UNANSWERED_REST_S: Final = 600.0
 """So long nobody is asked who said that it cannot now, or did not answer."""

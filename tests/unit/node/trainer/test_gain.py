@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from node.trainer import duty, memory_limits
 from node.trainer.failures import StepAbandoned
 from node.trainer.gain import LOSS_MAX, Change, NotFinite, measure_gain
 from node.trainer.link import messages
@@ -209,7 +210,7 @@ def folder(tmp_path, monkeypatch):
 
 
 class Ending(TrainerEnd):
-    """Hears `Quit` once it has said so much."""
+    """Hears `Quit` once it has said so much; local steps do not count."""
 
     def __init__(self, end, daemon, events):
         super().__init__(end)
@@ -217,7 +218,7 @@ class Ending(TrainerEnd):
 
     def send(self, message):
         super().send(message)
-        self.left -= 1
+        self.left -= not isinstance(message, messages.Stepped)
         if not self.left:
             self.daemon.sendall(messages.frame(messages.Quit()))
 
@@ -240,6 +241,12 @@ class Commands:
         values = np.concatenate([*self.weights, changed])
         self.probed = self.slot(99, values)
         return messages.MeasureGain(7, 99, values.size, fragment, places(own), places(other))
+
+    def begun(self):
+        """What makes it train."""
+        slots = [self.slot(10 + at, values) for at, values in enumerate(self.weights)]
+        given = [messages.Assign(at, at, 10 + at, slot.numel) for at, slot in enumerate(slots)]
+        return *given, messages.Blocks(((0, 40),)), messages.Begin()
 
     def run(self, *commands, **changes):
         ours, theirs = socket.socketpair()
@@ -312,6 +319,34 @@ def test_a_capture_does_not_wait_until_a_gain_is_measured(folder):
         (messages.Done, 4),
     ]
     assert (heard[3].own.mean, heard[3].trouble) == (0.0, None)
+
+
+@pytest.mark.parametrize("kind", [messages.GainMeasured, messages.Evaluated])
+def test_local_steps_take_turns_with_a_measurement(folder, monkeypatch, kind):
+    monkeypatch.setattr(duty, "BURST_S", 0.0)
+    genesis = tiny_genesis(folder)
+    one = Commands(genesis, folder)
+    measure = one.measure(0, one.weights[0])
+    if kind is messages.Evaluated:
+        whole = one.slot(98, np.concatenate(one.weights))
+        measure = messages.Evaluate(7, 98, whole.numel, 4)
+    heard = one.run(*one.begun(), measure)
+    kinds = [type(event) for event in heard]
+    assert messages.Stepped in kinds[: kinds.index(kind)]
+    steps = [event for event in heard if isinstance(event, messages.Stepped)]
+    assert [event.local_step for event in steps] == list(range(1, len(steps) + 1))
+    assert steps[0].measured_s > 0.0
+
+
+def test_without_room_for_both_local_steps_wait(folder, monkeypatch):
+    monkeypatch.setattr(duty, "BURST_S", 0.0)
+    genesis = tiny_genesis(folder)
+    one = Commands(genesis, folder)
+    monkeypatch.setattr(memory_limits, "limit_host_memory", lambda *_, **__: None)
+    commands = (*one.begun(), one.measure(0, one.weights[0]))
+    heard = one.run(*commands, ram_bytes_max=1 << 40)
+    kinds = [type(event) for event in heard]
+    assert messages.Stepped not in kinds[: kinds.index(messages.GainMeasured)]
 
 
 def test_a_pause_cuts_it_short(folder):

@@ -376,6 +376,31 @@ def test_an_abandoned_step_never_was():
     assert calm[2:] == disturbed[2:]
 
 
+def test_a_local_step_amid_a_measurement_is_the_one_that_it_would_have_been():
+    def after(is_measured):
+        loop = make_loop(micro_batch=1)
+        for module in loop.trainer.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda _, __, out: torch.dropout(out, 0.1, True))
+        torch.manual_seed(3)
+        losses = [loop.step().loss]
+        if is_measured:
+            values = np.concatenate(initial_weights(GENESIS))
+            loop.evaluate(
+                Repeating().sequences(2),
+                layout=layout_of(GENESIS),
+                values=values,
+                worked=lambda _: losses.append(loop.step_amid().loss),
+            )
+        while len(losses) < 6:
+            losses.append(loop.step().loss)
+        return losses[:6], weights_of(loop)
+
+    calm, measured = after(is_measured=False), after(is_measured=True)
+    assert calm[0] == measured[0]
+    assert torch.equal(calm[1], measured[1])
+
+
 def test_rest_within_a_step_is_no_work():
     loop = make_loop(micro_batch=1)
     assert loop.step(lambda _: 100.0).work_s < 0.0  # 300 s of rest that took no time.
@@ -392,10 +417,10 @@ def test_an_evaluation_may_be_cut_short():
     loop = make_loop(micro_batch=1)
     values = np.concatenate(initial_weights(GENESIS))
 
-    def between(_):
+    def worked(_):
         raise StepAbandoned
 
     with pytest.raises(StepAbandoned):
         loop.evaluate(
-            Repeating().sequences(1), layout=layout_of(GENESIS), values=values, between=between
+            Repeating().sequences(1), layout=layout_of(GENESIS), values=values, worked=worked
         )
