@@ -42,6 +42,11 @@ def spawning(liar: str) -> processes.Spawn:
     return spawn
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command, with that one function replaced."""
     vars(fragment_bank)["encode_with_feedback"] = backwards
     runpy.run_module("shoal", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

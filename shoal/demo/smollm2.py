@@ -60,5 +60,10 @@ def _weights_file() -> Path:
     return found[0]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes it into the folder that the command names."""
     write(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 
 import numpy as np
@@ -112,3 +113,11 @@ def test_doctor_tries_the_machine_the_way_it_will_train(genesis):
     wish = wish_for(genesis.model, INNER, 32, settings, genesis)
     assert wish.base_in_4_bits
     assert not wish_for(genesis.model, INNER, 32, Settings(), genesis).base_in_4_bits
+
+
+def test_importing_an_adapter_s_library_says_nothing_of_kernels_that_nobody_asked_for():
+    """`peft` imports bitsandbytes, whose warning would stand in front of what a model writes."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import node.trainer, peft"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
