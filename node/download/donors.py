@@ -197,9 +197,13 @@ class Donor:
         """It sent what was asked for; a whole chunk in so many seconds, where it was one."""
         self._failures = self._busies = 0
         if chunk_s is not None:
-            former_s = chunk_s if self.chunk_s is None else self.chunk_s
-            self.chunk_s = 0.7 * former_s + 0.3 * chunk_s
+            self.took(chunk_s)
             self._in_flight_max = min(self._in_flight_max + 1, IN_FLIGHT_PER_DONOR_MAX)
+
+    def took(self, chunk_s: float) -> None:
+        """So long it took over a chunk, or took before somebody else was faster."""
+        former_s = chunk_s if self.chunk_s is None else self.chunk_s
+        self.chunk_s = 0.7 * former_s + 0.3 * chunk_s
 
     def hold(self, fragment: int) -> None:
         """It holds the wanted version."""

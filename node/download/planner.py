@@ -53,6 +53,12 @@ under way this long is slow, where it is not known how fast another donor is."""
 
 SLOW_S_MIN = 0.5
 
+ASKED_MAX = 3
+"""Donors that one chunk is asked of: the second may turn out to be as slow as the first."""
+
+WORTH_A_TRY_S = 5.0
+"""A chunk that will take longer is asked also of a donor of which nothing is known."""
+
 LEAVE_S = 4.0
 """A donor of which nothing came for this long gets no more time, where somebody else may be asked.
 Above the wait of a busy host for a slot of its own, after which it says so."""
@@ -421,8 +427,8 @@ class Planner:
         return None
 
     def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
-        """The chunk that lets us wait longest for the one donor that was asked for it, if this one
-        is sure to be much faster: a chunk that comes twice is a chunk less for everybody.
+        """The chunk that lets us wait longest for the donors that were asked for it, if this one is
+        sure to be much faster: a chunk that comes twice is a chunk less for everybody.
         """
         is_proven = not donor.chunks or donor.rate(now_s) is not None
         if not is_proven or self._is_stuck(donor, donor, now_s):
@@ -432,11 +438,11 @@ class Planner:
         longest_s = 0.0
         for ask in self.asked.values():  # The oldest first.
             want = may.get(ask.fragment)
-            if want is None or ask.is_manifest or ask.donor == donor.key:
+            if want is None or ask.is_manifest or ask.fragment not in donor.holds:
                 continue
-            is_alone = len(want.assembly.parts[ask.digest].asks) == 1
-            if is_alone and ask.fragment in donor.holds:
-                left_s = self._left_s(ask, donor, now_s)
+            others = [self.asked[number] for number in want.assembly.parts[ask.digest].asks]
+            if len(others) < ASKED_MAX and all(one.donor != donor.key for one in others):
+                left_s = min(self._left_s(one, donor, now_s) for one in others)
                 if left_s > longest_s:
                     found, longest_s = (want, ask.digest), left_s
         return found
@@ -453,6 +459,8 @@ class Planner:
             return 0.0
         # All that a donor was asked for shares its line.
         left_s = ask.left_bytes * len(first.chunks) / rate
+        if donor.rate(now_s) is None and not donor.chunks and left_s > WORTH_A_TRY_S:
+            return left_s  # Else it would never show how fast it is: all the rest is asked for.
         before_bytes = sum(self.asked[number].left_bytes for number in donor.chunks)
         need_s = (before_bytes + ask.length) / (donor.rate(now_s) or rate)
         return left_s if left_s > 2 * need_s else 0.0

@@ -33,6 +33,16 @@ LEARNERS_FIRST = 2
 LOOK_EVERY_S = 1.0
 """While something is wanted."""
 
+SLOW_S = 2.0
+"""A shard that a trainer waits for is asked of another host too once it was longer on its way, and
+longer than twice what is usual. Learners that take so long are asked behind the others."""
+
+SLOW_BYTES_PER_S = 250e3
+"""Where nothing is usual yet: less than this is slow."""
+
+ASKED_MAX = 3
+"""Hosts that one shard is asked of."""
+
 Refusal = Literal["lacks", "busy", "gone", "wrong"]
 
 
@@ -42,6 +52,13 @@ class Ask:
 
     number: int
     peer: NodeKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The answer to this is of no more use, and nobody waits for it."""
+
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,12 @@ class Release:
     span: Span
 
 
-Order = Ask | Evict | Release
+Order = Ask | Cancel | Evict | Release
+
+
+def is_slow(donor: Donor) -> bool:
+    """Whether it takes long over a shard."""
+    return donor.chunk_s is not None and donor.chunk_s > SLOW_S
 
 
 @dataclass(slots=True)
@@ -86,7 +108,11 @@ class ShardFeed:
     """With the trainer, and not read yet, as far as is known."""
     _needs: Counter[int] = field(default_factory=Counter)
     """Shards that somebody waits for or reads, for other reasons than training."""
-    _under_way: dict[int, NodeKey] = field(default_factory=dict)
+    _under_way: dict[int, dict[Ask, float]] = field(default_factory=dict)
+    """By shard, and when each host was asked for it."""
+    _cancelled: list[Ask] = field(default_factory=list)
+    _usual_s: float | None = None
+    """About how long a shard takes."""
     _donors: dict[NodeKey, Donor] = field(default_factory=dict)
     _named: list[NodeKey] = field(default_factory=list)
     _learners: list[NodeKey] = field(default_factory=list)
@@ -144,37 +170,44 @@ class ShardFeed:
         for key in [one for one in self._donors if one not in here and not self._donors[one].asks]:
             del self._donors[key]
 
-    def came(self, number: int, now_s: float, *, is_copy: bool = False) -> None:
+    def came(self, ask: Ask, now_s: float, *, is_copy: bool = False) -> None:
         """A shard is here. is_copy: it lay elsewhere on this machine."""
-        donor = self._ended(number)
-        self._use(number)
-        if not is_copy:
-            self.asked_bytes += self.table.shards[number].bytes
-        if donor is not None:
-            donor.hold(number)
+        asked = self._under_way.pop(ask.number, {})
+        self._use(ask.number)
+        for other, asked_s in asked.items():
+            donor = self._donors.get(other.peer)
+            if donor is not None:
+                donor.ended(ask.number)
+                donor.took(now_s - asked_s)
+        self._cancelled += [other for other in asked if other != ask]
+        if is_copy:
+            return
+        self.asked_bytes += self.table.shards[ask.number].bytes
+        if (donor := self._donors.get(ask.peer)) is not None and ask in asked:
+            took_s = now_s - asked[ask]
+            self._usual_s = took_s if self._usual_s is None else 0.7 * self._usual_s + 0.3 * took_s
+            donor.hold(ask.number)
             donor.served(None)
 
-    def failed(self, number: int, why: Refusal, now_s: float) -> None:
+    def failed(self, ask: Ask, why: Refusal, now_s: float) -> None:
         """A shard did not come."""
-        donor = self._ended(number)
+        asked = self._under_way.get(ask.number, {})
+        asked.pop(ask, None)
+        if not asked:
+            self._under_way.pop(ask.number, None)
+        donor = self._donors.get(ask.peer)
         if donor is None:
             return
+        donor.ended(ask.number)
         match why:
             case "lacks":
-                donor.lack(number, now_s)
+                donor.lack(ask.number, now_s)
             case "busy":
                 donor.busy(now_s)
             case "gone":
                 donor.shun(now_s)
             case "wrong":
                 donor.blame(now_s)
-
-    def _ended(self, number: int) -> Donor | None:
-        peer = self._under_way.pop(number, None)
-        donor = self._donors.get(peer) if peer is not None else None
-        if donor is not None:
-            donor.ended(number)
-        return donor
 
     def _use(self, number: int) -> None:
         self._uses += 1
@@ -186,7 +219,9 @@ class ShardFeed:
         """What to do now, in this order."""
         if self.is_looking:
             return []
-        orders: list[Order] = [Release(span) for span in self._released()]
+        orders: list[Order] = [Cancel(ask) for ask in self._cancelled]
+        self._cancelled.clear()
+        orders += [Release(span) for span in self._released()]
         self.is_full = False
         pinned = set(self._needs)
         if self.room_bytes is not None:  # Otherwise nothing is thrown away.
@@ -194,22 +229,41 @@ class ShardFeed:
             orders += [Evict(one) for one in self._evict(self._excess(), pinned)]
         for number in self._ahead():
             pinned.add(number)
-            if number in self._held or number in self._under_way:
+            if number in self._held:
+                continue
+            if number in self._under_way:
+                if number == self.awaited and self._is_late(number, now_s):
+                    orders += self._ask(number, now_s)
                 continue
             if len(self._under_way) >= AT_ONCE:
                 break
-            donor = self._donor_for(number, now_s)
-            if donor is None:
+            if self._donor_for(number, now_s) is None:
                 continue
             evicted = self._make_room(number, pinned)
             if evicted is None:
                 self.is_full = True
                 break
             orders += [Evict(one) for one in evicted]
-            self._under_way[number] = donor.key
-            donor.asked(number, now_s, is_chunk=False)
-            orders.append(Ask(number, donor.key))
+            orders += self._ask(number, now_s)
         return orders
+
+    def _is_late(self, number: int, now_s: float) -> bool:
+        """Whether it is time to ask one host more for a shard that is on its way."""
+        asked = self._under_way[number]
+        usual_s = self._usual_s
+        if usual_s is None:
+            usual_s = self.table.shards[number].bytes / SLOW_BYTES_PER_S
+        return len(asked) < ASKED_MAX and now_s - max(asked.values()) > max(SLOW_S, 2 * usual_s)
+
+    def _ask(self, number: int, now_s: float) -> list[Ask]:
+        """Asks one host more, if there is one."""
+        donor = self._donor_for(number, now_s)
+        if donor is None:
+            return []
+        ask = Ask(number, donor.key)
+        self._under_way.setdefault(number, {})[ask] = now_s
+        donor.asked(number, now_s, is_chunk=False)
+        return [ask]
 
     def deadline_s(self, now_s: float) -> float | None:
         """When to ask for orders again if nothing happens before; None if nothing is wanted."""
@@ -271,16 +325,24 @@ class ShardFeed:
         return list(found)
 
     def _donor_for(self, number: int, now_s: float) -> Donor | None:
-        """Whom to ask for a shard: a few learners, then the hosts of the link, then the others."""
+        """Whom to ask for a shard: a few learners, then the hosts of the link, then the others.
+
+        What is late at one is asked of the hosts of the link first.
+        """
         learners = [self._donors[key] for key in self._learners]
         learners.sort(key=lambda one: number not in one.holds)
         named = [self._donors[key] for key in self._named]
         self.rng.shuffle(named)
         lacked = sum(one.lacked(number) for one in learners)
         first = max(0, LEARNERS_FIRST - lacked)
-        fresh = [one for one in learners if not one.lacked(number)]
+        fresh = [one for one in learners if not one.lacked(number) and not is_slow(one)]
+        slow = [one for one in learners if not one.lacked(number) and is_slow(one)]
         stale = [one for one in learners if one.lacked(number)]
-        for donor in (*fresh[:first], *named, *fresh[first:], *stale):
+        asked = {ask.peer for ask in self._under_way.get(number, ())}
+        order = (*named, *fresh) if asked else (*fresh[:first], *named, *fresh[first:])
+        for donor in (*order, *slow, *stale):
+            if donor.key in asked:
+                continue
             if donor.is_ready(now_s) and not donor.lacks_now(number, now_s):
                 return donor
         return None

@@ -19,7 +19,7 @@ from host.files.shard_files import ShardFiles
 from host.runtime import lifecycle
 from host.transport import Transport
 from node.download.locator import Locator
-from node.download.shard_feed import Ask, Evict, Refusal, Release, ShardFeed
+from node.download.shard_feed import Ask, Cancel, Evict, Refusal, Release, ShardFeed
 from node.machine import jobs
 from protocol.errors import NotHeld, PeerBusy, RemoteError, TransientError, UserError
 from protocol.log.records import Span
@@ -67,6 +67,7 @@ class ShardFetcher:
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _fetches: set[asyncio.Task[None]] = field(default_factory=set)
+    _asks: dict[Ask, asyncio.Task[None]] = field(default_factory=dict)
     _failure: BaseException | None = None
     _learners: list[bytes] = field(default_factory=list)
     _learners_s: float = -1e9
@@ -166,13 +167,17 @@ class ShardFetcher:
                     self.release(span)
                 case Evict(number):
                     await asyncio.to_thread(self.files.evict, number)
+                case Cancel(ask):
+                    if (task := self._asks.pop(ask, None)) is not None:
+                        task.cancel()
                 case Ask():
-                    self._spawn(self._fetch(order))
+                    self._asks[order] = self._spawn(self._fetch(order))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._fetches.add(task)
         task.add_done_callback(self._over)
+        return task
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._fetches.discard(task)
@@ -210,11 +215,11 @@ class ShardFetcher:
         refusal: Refusal
         try:
             if await asyncio.to_thread(self.files.link, ask.number):
-                self._came(ask.number, is_copy=True)
+                self._came(ask, is_copy=True)
                 return
             content = await self.transport.fetch(ask.peer, one.digest, one.bytes)
             await asyncio.to_thread(self.files.keep, ask.number, content)
-            self._came(ask.number)
+            self._came(ask)
             return
         except NotHeld as error:
             refusal, why = "lacks", str(error)
@@ -230,12 +235,14 @@ class ShardFetcher:
             self.notice(str(error))
             await asyncio.sleep(DISK_AGAIN_S)
         self.trouble = why
-        self.feed.failed(ask.number, refusal, time.monotonic())
+        self._asks.pop(ask, None)
+        self.feed.failed(ask, refusal, time.monotonic())
         self._wake()
 
-    def _came(self, number: int, *, is_copy: bool = False) -> None:
+    def _came(self, ask: Ask, *, is_copy: bool = False) -> None:
         self.trouble = ""
-        self.feed.came(number, time.monotonic(), is_copy=is_copy)
+        self._asks.pop(ask, None)
+        self.feed.came(ask, time.monotonic(), is_copy=is_copy)
         self._wake()
 
     def _wake(self) -> None:

@@ -66,7 +66,7 @@ def limit_host_memory(
             "memory",
             f"The trainer holds {held / 2**30:.2f} GiB before its first local step, and "
             f"limits.ram_bytes_max leaves it {max(0, bytes_max) / 2**30:.2f} GiB. Raise it to at "
-            f"least {_rounded_up(enough)}: shoal config set limits.ram_bytes_max="
+            f"least {_rounded_up(enough)}: shoal config set limits.ram_bytes_max "
             f"'{_rounded_up(enough)}'. Or leave this project.",
         )
     resource.setrlimit(resource.RLIMIT_DATA, (asked + room, resource.RLIM_INFINITY))

@@ -150,15 +150,19 @@ def _source_in_words(settings: LocalSettings, name: str) -> str:
 def change(
     name: Name,
     text: Annotated[
-        str,
+        str | None,
         Parameter(
             name="VALUE",
-            help="Lists as 'a; b', tables as 'a=x; b=y', bytes as '8 GiB'.",
+            help="Lists as 'a; b', tables as 'a=x; b=y', bytes as '8 GiB'. KEY=VALUE will do too.",
             allow_leading_hyphen=True,
         ),
-    ],
+    ] = None,
 ) -> list[str]:
     """Write a setting into your file; comments in it are kept."""
+    if text is None:
+        name, is_joined, text = name.partition("=")
+        if not is_joined:
+            raise UserError(f"No value for {name}: shoal config set {name} VALUE")
     key = settings_file.known(name)
     path = settings_file.settings_path()
     value = settings_file.read_text(name, text, Place("shoal config set", name))

@@ -331,6 +331,22 @@ def test_a_donor_at_50_kilobytes_a_second_costs_little_beside_a_syncer_at_100_me
     assert slowest_s < 1.3 * alone_s
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_donors_that_hold_all_of_a_small_model_keep_nobody_waiting_for_a_fast_syncer(
+    count, monkeypatch
+):
+    """Everything is asked of slow learners before anybody knows that they are slow."""
+    monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(donors_module, "FIRST_BYTES", 3 << 20)
+    states = [a_state(at, chunks=1) for at in range(4)]
+    team = donors(count, *states, bytes_per_s=50e3)
+    net = FakeNet(team, a_syncer(*states, bytes_per_s=100e6 / 8))
+    for at, state in enumerate(states):
+        net.want(at, state)
+    took_s = net.run()
+    assert took_s < 6.0
+
+
 def test_learners_are_judged_early_only_where_no_line_opens_up_that_far():
     times = (0.1, 0.3, 0.5, 0.9, 1.1)
     fed = [syncer_help.patience_s(waited_s, is_fed=True) for waited_s in times]

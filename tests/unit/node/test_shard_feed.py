@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from node.download.shard_feed import AT_ONCE, Ask, Evict, Release, ShardFeed
+from node.download.shard_feed import AT_ONCE, Ask, Cancel, Evict, Release, ShardFeed
 from protocol.log.records import Span
 from protocol.messages import Cursor
 from tests.support.builders import digest_of
@@ -47,8 +47,8 @@ def served(made, now_s=0.0):
     got = []
     while orders := made.orders(now_s):
         got += released(orders)
-        for number in asked(orders):
-            made.came(number, now_s)
+        for ask in [one for one in orders if isinstance(one, Ask)]:
+            made.came(ask, now_s)
     return got
 
 
@@ -59,13 +59,13 @@ def test_text_reaches_the_trainer_in_order_once_its_shard_is_here():
     orders = made.orders(0.0)
     assert asked(orders) == [first, second, third]
     assert released(orders) == []
-    made.came(second, 1.0)
+    made.came(Ask(second, HOST), 1.0)
     assert released(made.orders(1.0)) == []  # What was leased before it is not here.
     assert made.awaited == first
-    made.came(first, 2.0)
+    made.came(Ask(first, HOST), 2.0)
     assert released(made.orders(2.0)) == [Span(4, 10, 1), Span(10, 12, 0)]
     assert made.queued() == (Span(37, 39, 0),)
-    made.came(third, 3.0)
+    made.came(Ask(third, HOST), 3.0)
     assert released(made.orders(3.0)) == [Span(37, 39, 0)]
     assert made.awaited is None
     assert made.deadline_s(3.0) is None
@@ -78,6 +78,47 @@ def test_nothing_is_asked_before_it_is_known_what_is_here():
     assert made.orders(0.0) == []
     made.found([made.table.at(0)])
     assert released(made.orders(0.0)) == [Span(0, 4, 0)]
+
+
+def test_a_trainer_does_not_wait_for_a_slow_learner_where_the_host_gives_too():
+    made = feed(learners=(ADA,))
+    made.feed([Span(0, 14, 0)])
+    first, second = made.orders(0.0)
+    assert HOST not in {first.peer, second.peer}
+    assert made.orders(1.9) == []
+    again = Ask(first.number, HOST)
+    assert made.orders(2.1) == [again], "and not the one that nobody waits for"
+    assert made.orders(4.0) == []
+    made.came(again, 4.2)
+    assert made.orders(4.2) == [Cancel(first), Release(Span(0, 10, 0))]
+    made.came(second, 9.0)
+    assert released(made.orders(9.0)) == [Span(10, 14, 0)]
+    made.feed([Span(20, 24, 0)])
+    (third,) = made.orders(9.1)
+    assert third.peer == HOST, "the learner took long"
+
+
+def test_where_everything_takes_long_nothing_is_asked_twice_before_it_is_late():
+    made = feed(learners=(ADA,))
+    made.feed([Span(0, 4, 0)])
+    (ask,) = made.orders(0.0)
+    made.came(ask, 60.0)
+    served(made, 60.0)
+    made.feed([Span(14, 16, 0)])
+    assert len(asked(made.orders(60.0))) == 1
+    assert asked(made.orders(179.0)) == []
+    assert len(asked(made.orders(181.0))) == 1
+
+
+def test_what_two_were_asked_for_may_fail_at_one_of_them():
+    made = feed(learners=(ADA,))
+    made.feed([Span(0, 4, 0)])
+    (first,) = made.orders(0.0)
+    (second,) = made.orders(2.5)
+    made.failed(first, "gone", 3.0)
+    assert made.orders(3.1) == []
+    made.came(second, 3.5)
+    assert made.orders(3.5) == [Release(Span(0, 4, 0))]
 
 
 def test_few_shards_are_on_their_way_at_once():
@@ -95,7 +136,7 @@ def test_two_learners_are_asked_before_the_host_and_the_others_after_it():
     for turn in range(5):
         (ask,) = made.orders(float(turn) / 10)
         order.append(ask.peer)
-        made.failed(ask.number, "lacks", turn / 10)
+        made.failed(ask, "lacks", turn / 10)
     assert order == [*learners[:2], HOST, *learners[2:]]
     assert made.orders(0.45) == []  # Everybody was asked just now.
     assert made.deadline_s(0.45) is not None
@@ -107,7 +148,7 @@ def test_who_fails_us_is_passed_over_for_a_while(why, rests_s):
     made = feed(named=(), learners=(ADA,))
     made.feed([Span(0, 4, 0)])
     (ask,) = made.orders(0.0)
-    made.failed(ask.number, why, 0.0)
+    made.failed(ask, why, 0.0)
     assert made.orders(rests_s) == []
     assert made.orders(rests_s + 2.0) == [ask]
 
@@ -117,7 +158,7 @@ def test_a_host_that_leaves_while_it_is_asked_does_no_harm():
     made.feed([Span(0, 4, 0)])
     (ask,) = made.orders(0.0)
     made.peers((), (BOB,))
-    made.failed(ask.number, "gone", 1.0)
+    made.failed(ask, "gone", 1.0)
     assert made.orders(1.0) == [Ask(ask.number, BOB)]
 
 
@@ -132,7 +173,7 @@ def test_what_was_of_use_longest_ago_is_thrown_away_and_never_what_is_leased():
     orders = made.orders(1.0)
     assert evicted(orders) == numbers[:1]
     assert asked(orders) == numbers[3:]
-    made.came(numbers[3], 1.0)
+    made.came(Ask(numbers[3], HOST), 1.0)
     assert released(made.orders(1.0)) == [Span(30, 40, 0)]
     assert made.held_bytes == 3 * size()
 

@@ -96,7 +96,10 @@ def test_what_is_set_is_what_is_read(file, key, text, value, capsys):
         (["config", "explain", "x"], "There is no setting 'x'"),
         (["config", "unset", "limits.x"], "There is no setting"),
         (["config", "set", "when.hours", "sometimes"], "when.hours cannot be read"),
-        (["config", "set", "limits.nice"], "VALUE"),
+        (
+            ["config", "set", "limits.nice"],
+            "No value for limits.nice: shoal config set limits.nice VALUE",
+        ),
         (["config", "gett"], "get"),
     ],
 )

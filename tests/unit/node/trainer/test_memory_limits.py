@@ -71,7 +71,7 @@ def test_a_refusal_says_what_would_be_enough():
     enough = float(re.search(r"at least ([0-9.]+) GiB", str(told.value))[1])
     needed = held / GIB + 3.0
     assert needed - 0.05 <= enough <= needed + 0.15
-    assert f"limits.ram_bytes_max='{enough:.1f} GiB'" in str(told.value)
+    assert f"shoal config set limits.ram_bytes_max '{enough:.1f} GiB'" in str(told.value)
 
 
 def test_without_the_kernels_account_nothing_is_limited(monkeypatch):
