@@ -101,10 +101,9 @@ def _unfit(machine: LearnerMachine) -> str:
     control = machine.trainer_control
     remedy = "Update Shoal, or ask the project's owner which release fits."
     if control.unfit == "data":
-        remedy = (
-            "Name the project's text with `shoal join --data PATH`, or ask its host for a copy; "
-            "the project's settings are its owner's alone."
-        )
+        remedy = "Name a copy of the project's text with `shoal join --data PATH`; its host has it."
+        if machine.context.setup.genesis.data.source in ("chats", "own"):
+            remedy = "Name data of your own with `shoal join --data PATH`."
     return (
         f"This machine cannot train: {control.unfit_words} {remedy} `shoal resume` tries at once, "
         f"and the daemon tries {words_s(control.next_try_s)} after the last time."

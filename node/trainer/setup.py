@@ -168,7 +168,10 @@ class TrainerSetup:
             cache = Path(configure.data_cache)
             if genesis.published is not None:
                 return open_data(genesis, cache, shards=configure.data_location or HOST)
-            return open_data(read_at(genesis, configure.data_location), cache)
+            from node.trainer.text.sources import read_as_a_copy
+
+            with read_as_a_copy(genesis.data, configure.data_location):
+                return open_data(read_at(genesis, configure.data_location), cache)
 
     def _made(self, start: Start) -> Trainer:
         """The trainer, with weights of the project's seed."""

@@ -137,6 +137,9 @@ def _images(spec: DataSpec, images: ImageSpec, location: str) -> Finding:
     return seen.good(f"{found:,} images lie at {location}; not decoded yet")
 
 
+COPY: Final = "Name a copy of it with --data PATH; the project's host has it."
+
+
 def _copy(home: Home, genesis: Genesis, location: str) -> Finding:
     """What the trainer would make of the text that lies here."""
     import msgspec
@@ -145,21 +148,24 @@ def _copy(home: Home, genesis: Genesis, location: str) -> Finding:
 
     spec: DataSpec = msgspec.structs.replace(genesis.data, location=location)
     try:
-        size_bytes = sources.local_bytes(spec)
-        seen = Topic("text", bytes=float(size_bytes))
-        tokenizer = genesis.tokenizer
-        is_read = spec.source != "parquet" and size_bytes <= READ_BYTES_MAX
-        if not is_read or PinnedFiles(home.data_cache(), tokenizer).missing():
-            return seen.good(f"{size_bytes / 1e6:.1f} MB lie at {location}; not read yet")
-        opened = corpus.open_corpus(
-            spec,
-            seed=genesis.seed,
-            cache=home.data_cache(),
-            tokenizer=tokenizer,
-            documents=genesis.documents,
-        )
+        with sources.read_as_a_copy(genesis.data, location):
+            size_bytes = sources.local_bytes(spec)
+            seen = Topic("text", bytes=float(size_bytes))
+            tokenizer = genesis.tokenizer
+            is_read = spec.source != "parquet" and size_bytes <= READ_BYTES_MAX
+            if not is_read or PinnedFiles(home.data_cache(), tokenizer).missing():
+                return seen.good(f"{size_bytes / 1e6:.1f} MB lie at {location}; not read yet")
+            opened = corpus.open_corpus(
+                spec,
+                seed=genesis.seed,
+                cache=home.data_cache(),
+                tokenizer=tokenizer,
+                documents=genesis.documents,
+            )
     except UserError as error:
-        return Topic("text").trouble(*_parted(str(error)))
+        if location == genesis.data.location:
+            return Topic("text").trouble(*_parted(str(error)))
+        return Topic("text").trouble(str(error), COPY)
     if not opened.matches:
         return seen.care(
             f"the text at {location} is not the one that the project was signed with; a learner "

@@ -23,6 +23,7 @@ import glob
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,27 @@ def listing(spec: DataSpec) -> list[Path]:
             raise UserError(f"{root} does not end in {PARQUET}. Correct `location` or `source`.")
         return [root]
     return _files_below(root, suffixes, frozenset())
+
+
+OWN_ALONE: Final = (CHATS, "own")
+"""Sources of which each learner has data of its own, in place of a copy of the project's."""
+
+
+@contextmanager
+def read_as_a_copy(data: DataSpec, location: str | None) -> Iterator[None]:
+    """A UserError says what is wrong with a learner's copy of the text, without what only the
+    project's owner could do about it.
+
+    location: where the learner has it; None, "" and the project's own place are the owner's.
+    """
+    try:
+        yield
+    except UserError as error:
+        if location in (None, "", data.location) or data.source in OWN_ALONE:
+            raise
+        what, dot, _ = str(error).partition(". ")
+        said = f"{what}{dot.strip()} So {location} is no copy of the project's text."
+        raise UserError(said) from error
 
 
 def local_bytes(spec: DataSpec) -> int:

@@ -270,7 +270,9 @@ def test_its_owner_reads_why_and_tries_at_once_and_others_hear_no_more_than_the_
     bench.done(StartTrainer, unfit)
     assert status.node_state(bench.machine) == "unfit"
     said = status.sentence(bench.machine, bench.now_s)
-    assert said.startswith("This machine cannot train: The training text has 30 tokens. Name the")
+    assert said.startswith(
+        "This machine cannot train: The training text has 30 tokens. Name a copy"
+    )
     beat = bench.machine.trainer_control.heartbeat()
     assert beat.unfit == "data"
     assert b"30 tokens" not in wire.encode(beat)

@@ -97,7 +97,10 @@ def test_the_version_is_one_line_or_a_table(capsys):
         (["status", "x"], "`shoal status` takes no more arguments, but got 'x'"),
         (["stats", "run"], "Ask `shoal --help`"),
         (["project", "shw"], "Ask `shoal project --help`"),
-        (["config", "set", "limits.nice"], "`shoal config set` needs VALUE"),
+        (
+            ["config", "set", "limits.nice"],
+            "No value for limits.nice: shoal config set limits.nice VALUE",
+        ),
         (["export"], "--to needs a value: Directory"),
         (["join", LINK, "--monitor"], "--monitor needs a value: Port"),
         (["join", LINK, "--log-json", "--log-text"], "--log-text is given more than once"),

@@ -98,6 +98,9 @@ def test_text_that_no_learner_could_train_on_is_trouble(home, tmp_path, count, w
     text = found(home, spec, data=texts(tmp_path / "text", count))["text"]
     assert text.verdict == "trouble"
     assert words in text.says
+    assert "is no copy of the project's text" in text.says
+    assert text.remedy == joining.COPY
+    assert not any(word in f"{text.says} {text.remedy}" for word in ("heldout_frac", "location"))
 
 
 def pictures(folder, **counts):
