@@ -4,8 +4,9 @@
 
 The syncer is `shoal syncer run` as users start it, with its tape, its disk and one voter; the
 learners are those of `benchmarks/synthetic.py`, in a few processes. A quorum of all learners makes
-each merge one of all of them. Everything runs on this machine and shares its cores; what each side
-took of them is told, and nothing is subtracted. Prints a line for each case.
+each merge one of all of them; with `--participants` it is one of so many, in turn. Everything runs
+on this machine and shares its cores; what each side took of them is told, and nothing is
+subtracted. Prints a line for each case.
 
 `--cache` keeps the first weights and the payloads of each size for the next time. Nobody but the
 syncer itself makes the weights: the first case of a size starts it once more for that.
@@ -60,6 +61,7 @@ class Case:
 
     parameters: str
     learners: int
+    participants: int
     fragments: int
     overlap: int
     downloads: bool
@@ -157,6 +159,7 @@ def settings(case: Case, *, quorum: int) -> dict[str, Value]:
         "rounds.local_steps": 1,
         "rounds.overlap_steps": case.overlap,
         "rounds.quorum": quorum,
+        "rounds.participants_max": case.participants,
         "rounds.patience_s": 600.0,
         "rounds.pull_timeout_s": 600.0,
         "limits.learners": 1024,
@@ -204,7 +207,8 @@ class Prepared:
             syncer.home.identity("owner")
             for key in (template.root / "keys").iterdir():
                 shutil.copy2(key, syncer.home.root / "keys" / key.name)
-            syncer.prepare(self.case, quorum=self.case.learners)
+            asked = self.case.participants or self.case.learners
+            syncer.prepare(self.case, quorum=min(asked, self.case.learners))
             held = template.syncer_store(syncer.project_id) / "checkpoints" / "0"
             if not held.is_dir():
                 raise RuntimeError(f"{self.root} holds another project's weights: remove it")
@@ -495,6 +499,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="10m", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--learners", default="4", help="how many; several with commas")
+    parser.add_argument(
+        "--participants", type=int, default=0, help="learners that a round asks at most; 0: all"
+    )
     parser.add_argument("--fragments", type=int, default=24)
     parser.add_argument("--overlap", type=int, default=4, help="rounds in flight at most")
     parser.add_argument("--step-s", type=float, default=0.25, help="of a learner's local step")

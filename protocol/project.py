@@ -470,6 +470,9 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     """What a push weighs: tokens times tokens per local step, its tokens, or as much as any."""
     eligible: Eligibility = "cycle"
     """Who is ready for a round: whoever has H local steps on its fragment, or one (the paper's)."""
+    participants_max: Annotated[int, Meta(ge=0, le=limits.LEARNERS_MAX)] = 0
+    """Learners that a round asks at most, in turn; 0: all. Those left out keep their local steps
+    and hand them in with later ones."""
 
     @property
     def kept_frac(self) -> float:

@@ -136,6 +136,11 @@ class LearnerContext:
         return self.charter is not None and self.charter.rounds.apply == "rebase"
 
     @property
+    def keeps_left_out(self) -> bool:
+        """Whether local steps outlive a merge that has no push of this learner in it."""
+        return self.charter is not None and self.charter.rounds.participants_max > 0
+
+    @property
     def kept_frac(self) -> float:
         """Share of the local value that outlives a delivery."""
         return self.charter.rounds.kept_frac if self.charter is not None else 0.0

@@ -368,6 +368,8 @@ class FragmentSync:
 
     def _deliver(self, local: LocalFragment) -> None:
         is_assign = local.must_assign or not self.context.rebases
+        if is_assign and not local.must_assign and self.context.keeps_left_out:
+            is_assign = local.merged_sequence is not None
         kept_frac = 0.0 if local.must_assign else self.context.kept_frac
         local.delivering = local.held
         job = jobs.Deliver(local.index, local.held, is_assign, local.merged_sequence, kept_frac)
@@ -415,8 +417,9 @@ class FragmentSync:
             local.handed_step = push.local_step
         else:
             local.discarded_steps += push.overwritten_steps
-        if is_merged and context.rebases:
+        if is_merged and (context.rebases or context.keeps_left_out):
             local.merged_sequence, local.merged_version = sequence, version
+        if is_merged and context.rebases:
             local.marked_step, local.marked_tokens = push.local_step, push.tokens
         key, incarnation = context.setup.signer.key, context.setup.incarnation
         context.effects.emit(

@@ -59,6 +59,8 @@ class Session:
     """Local steps that came with the newest heartbeat that told of any."""
     merged_steps: dict[int, int] = field(default_factory=dict)
     """Local steps merged since this session opened, by fragment."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """The newest round of each fragment that asked it."""
     merged_s: dict[int, float] = field(default_factory=dict)
     """When something of it was last merged into each fragment."""
     merged_rate_per_s: float = 0.0

@@ -24,6 +24,8 @@ from shoal.project.charters import check_one_voter
 
 THIS_HOST = "this host"
 FILE_BYTES_MAX = 1 << 20
+PARTICIPANTS_MIN = 4
+"""Of fewer pushes in a merge nobody could tell which one lies."""
 
 Pins = Literal["nothing", "tokenizer", "all"]
 """Files that a genesis pins: former versions pinned none, then those of the tokenizer, and now the
@@ -132,7 +134,12 @@ def parse(text: str, path: Path) -> ProjectFile:
             )
         ),
         rounds=specs.RoundSpec(
-            **toml.read_table(tables["rounds"], specs.RoundSpec, place.below("rounds"))
+            **toml.read_table(
+                tables["rounds"],
+                specs.RoundSpec,
+                place.below("rounds"),
+                optional=("participants_max",),
+            )
         ),
         limits=specs.LimitSpec(
             **toml.read_table(tables["limits"], specs.LimitSpec, place.below("limits"))
@@ -316,6 +323,11 @@ def check_together(
     if rounds.quorum > bounds.learners:
         raise place.below("rounds.quorum").error(
             f"must be at most limits.learners ({bounds.learners}), not {rounds.quorum}"
+        )
+    if rounds.participants_max and rounds.participants_max < max(rounds.quorum, PARTICIPANTS_MIN):
+        raise place.below("rounds.participants_max").error(
+            f"must be 0, or at least {PARTICIPANTS_MIN} and rounds.quorum ({rounds.quorum}), not "
+            f"{rounds.participants_max}"
         )
     if rounds.overlap_steps > fragments:
         raise place.below("rounds.overlap_steps").error(

@@ -252,6 +252,12 @@ SECTIONS = (
                 "who counts as ready for a round: cycle needs H local steps on the fragment, step "
                 "one",
             ),
+            Line(
+                "participants_max",
+                0,
+                "learners that a round asks at most, in turn: those left out keep their local "
+                "steps and hand them in with later ones; 0: all",
+            ),
         ),
     ),
     Section(

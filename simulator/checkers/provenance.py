@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from node.machine.learner import LearnerMachine
 from protocol.log.records import FragmentMerged
 from protocol.numerics.codecs import F32, decode, encode
 from simulator.checkers.ledger import Ledger, Violation
@@ -116,10 +117,14 @@ class ProvenanceChecker:
         if not self.backend.is_uneven:
             steps = self._steps(who, self._values[fragment][base] - local)
             # What is known to be in the base and not taken off yet is told by the part, too.
+            machine = host.machine
+            assert isinstance(machine, LearnerMachine)
+            told = machine.fragment_sync.local_fragments[fragment].merged_sequence
             known = {
                 slot
                 for (key, _, sequence), (at, handed) in self.pushes.items()
-                if key == host.key and at == fragment and sequence in standing.merged
+                if key == host.key and at == fragment
+                if sequence in standing.merged or sequence == told
                 for slot in handed
                 if self._merged[fragment].get(slot, base + 1) <= base
             }

@@ -246,6 +246,11 @@ ALGORITHMS: dict[str, Algorithm] = {
             rounds={"weights": "tokens"},
             batches=(48, *15 * (6,)),
         ),
+        _decoupled(
+            "-turns",
+            "a merge asks four learners, in turn",
+            rounds={"participants_max": 4},
+        ),
         _decoupled("-int2", "2 bits up, 4 down", rounds={"up_codec": "int2"}),
         _decoupled("-muon", "Muon inside", inner={"optimizer": "muon"}),
         Algorithm(

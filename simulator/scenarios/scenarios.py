@@ -62,6 +62,7 @@ class Rounds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     apply: ApplyRule = "overwrite"
     up_codec: CodecName = "int4"
     down_codec: CodecName = "int4"
+    participants_max: Annotated[int, Meta(ge=0, le=1000)] = 0
 
     def spec(self) -> RoundSpec:
         """As the charter says it."""
@@ -184,6 +185,13 @@ BUILT_IN: dict[str, Scenario] = {
         rounds=Rounds(fragments=2, apply="rebase"),
         faults=Faults(kinds=FAULT_KINDS),
     ),
+    "turns": Scenario(
+        about="Rounds ask four of ten learners in turn; sets of local steps, all kinds of faults.",
+        tensors="provenance",
+        hosts=Hosts(learners=10, syncers=3),
+        rounds=Rounds(fragments=2, participants_max=4),
+        faults=Faults(kinds=FAULT_KINDS),
+    ),
 }
 DRAWN = {
     "swarm": "Everything at once: hosts, rules and faults are drawn from the seed.",
@@ -223,6 +231,7 @@ def draw(seed: int) -> Scenario:
             apply=chance.choice(("overwrite", "rebase")),
             up_codec=chance.choice(codecs),
             down_codec=chance.choice(codecs),
+            participants_max=random.Random(f"turns {seed}").choice((0, 0, 4)),
         ),
         network=Net(
             latency_ms=chance.choice((1.0, 30.0, 120.0)),

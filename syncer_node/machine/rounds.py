@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from msgspec.structs import replace as replace_fields
+
 from protocol import limits
 from protocol.effect_queue import EffectQueue
 from protocol.log.records import Body, Contribution, FragmentMerged, counted_tokens
@@ -574,12 +576,35 @@ class Rounds:
             if session.keeps_word(now_s) and self.uplinks.is_turn(session.key, coming)
         ]
         hoped_for = current.hoped_for + sum(session.peer not in mute for session in turn)
-        for session in turn if hoped_for >= current.required(now_s) else fit:
+        chosen = turn if hoped_for >= current.required(now_s) else fit
+        for session in self._in_turn(chosen, current):
+            session.asked[current.fragment] = current.number
             is_trusted = session.peer not in mute
             current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
             taken.add(session.peer)
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.effects.send(session.peer, pull)
+
+    def _in_turn(self, able: list[Session], current: Round) -> list[Session]:
+        """Of these, as many as the round may still ask: whom its fragment asked longest ago first.
+
+        Half of the places are for learners of whom something was merged, as far as there are any:
+        who only says that it trains could otherwise take the places of all others.
+        """
+        most = self.spec.participants_max
+        if not most:
+            return able
+        asked = [peer for peer, one in current.tickets.items() if one.state is not PullState.FAILED]
+        places = most - len(asked)
+        if places <= 0:
+            return []
+        new_places = most // 2 - sum(not self.state.has_merges(peer) for peer in asked)
+        turn = [(one.asked.get(current.fragment, 0), self.rng.random()) for one in able]
+        drawn = [able[at] for at in sorted(range(len(able)), key=turn.__getitem__)]
+        proven = [one for one in drawn if self.state.has_merges(one.peer)]
+        new = [one for one in drawn if not self.state.has_merges(one.peer)]
+        begin = max(0, min(new_places, len(new)), places - len(proven))
+        return [*new[:begin], *proven, *new[begin:]][:places]
 
     def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
         current.live = len(able)
@@ -626,11 +651,23 @@ class Rounds:
                 fragment=current.fragment,
                 version=current.version,
                 codec=self.spec.down_codec,
-                outer=self.outer,
+                outer=self._outer_for(parts),
                 parts=tuple(parts),
                 against=against,
             )
         )
+
+    def _outer_for(self, parts: list[jobs.MergePart]) -> OuterSpec:
+        """The outer step of a merge: shorter where pushes hold what several rounds left out.
+
+        With all of N learners a merge moves the global value by the mean of H local steps. Asked in
+        turn, n of them hand in N / n times as many, as often: the mean of these is as much longer.
+        """
+        if not self.spec.participants_max or not parts:
+            return self.outer
+        mean_steps = sum(part.header.steps for part in parts) / len(parts)
+        factor = min(1.0, self.spec.local_steps / mean_steps)
+        return replace_fields(self.outer, learning_rate=factor * self.outer.learning_rate)
 
     def uncommitted_tokens(self, peer: bytes) -> int:
         """Tokens that will count for a learner once what is proposed is committed."""

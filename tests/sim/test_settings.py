@@ -286,3 +286,16 @@ def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
     again = learner.progress[len(told) :]
     assert again
     assert [*told, *again] == sorted([*told, *again])
+
+
+def test_a_round_asks_no_more_than_it_may_and_everybody_in_turn():
+    spec = rounds(participants_max=4, quorum=4)
+    swarm = trained(160.0, rounds=spec, steps_s=(0.3,) * 8 + (0.5,) * 4)
+    merges = swarm.ledger.merges
+    parts = [len(merged.contributions) for merged in merges]
+    assert sum(parts) / len(parts) > 3.5
+    times = Counter(part.learner for merged in merges for part in merged.contributions)
+    assert len(times) == 12
+    assert max(times.values()) <= 1.5 * min(times.values())
+    steps = [part.steps for merged in merges[-24:] for part in merged.contributions]
+    assert sum(steps) / len(steps) > 2 * spec.local_steps, "they hand in what they kept"

@@ -78,6 +78,7 @@ from tests.support.builders import (
     merged,
     project,
     record,
+    rounds,
     seat_found,
     state_digests,
     stops,
@@ -395,6 +396,28 @@ def test_nothing_is_delivered_between_a_capture_and_its_push(bench, log):
     bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 1024, Cursor(0, 0)))
     assert bench.last(SYNCER.key, Push) is not None
     assert [(job.fragment, job.version) for job in bench.jobs(Deliver)] == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("most", "learner", "is_assign"), [(4, STRANGER, False), (4, ONE, True), (0, STRANGER, True)]
+)
+def test_local_steps_outlive_a_merge_that_asked_others(most, learner, is_assign):
+    tiny = project(rounds(participants_max=most))
+    log = Log(SeatTaken(SYNCER.key), weights(), tiny=tiny)
+    bench = LearnerBench(tiny=tiny).follow(log)
+    finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
+    if learner is ONE:
+        bench.say(SYNCER.key, Pull(1, 0, 0))
+        bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 1024, Cursor(0, 0)))
+    bench.commit(log.add(merged(contributions=(contribution(learner=learner.key, sequence=1),))))
+    finish(bench, Advance, lambda job: Advanced())
+    (job,) = bench.jobs(Deliver)
+    assert (job.version, job.is_assign) == (1, is_assign)
+    bench.done(Deliver, Delivered(1, 6, 6 * 32))
+    local = bench.machine.fragment_sync.local_fragments[0]
+    assert local.steps(6) == (0 if is_assign else 6)
 
 
 def test_the_next_trainer_reads_nothing_that_is_in_a_push(bench, log):

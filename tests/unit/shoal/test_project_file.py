@@ -179,6 +179,11 @@ def test_other_values_are_written_where_asked():
             "rounds.quorum must be at most limits.learners (256), not 300",
         ),
         (
+            "participants_max = 0",
+            "participants_max = 3",
+            "rounds.participants_max must be 0, or at least 4 and rounds.quorum (1), not 3",
+        ),
+        (
             "overlap_steps = 2",
             "overlap_steps = 9",
             "rounds.overlap_steps must be at most model.fragments",
