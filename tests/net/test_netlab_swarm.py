@@ -58,14 +58,16 @@ def go_through_it(seen, swarm):
 
 
 def settled(swarm):
-    """Merges of each learner once those of the one that is away have rested for some looks: what
-    had arrived before the partition is merged by then, however slow the machine is."""
+    """Merges of each learner once those of the one that is away have rested for some looks, in
+    which the other one's went on: what had arrived before the partition is merged by then, however
+    slow the machine is. A round that waits for the one that is away holds back what it sent."""
     merges = swarm.merge_counts()
-    looks = 0
-    while looks < LOOKS_AT_REST:
+    looks, begin = 0, merges.get(STAYS, 0)
+    while looks < LOOKS_AT_REST or merges.get(STAYS, 0) < begin + LOOKS_AT_REST:
         time.sleep(LOOK_EVERY_S)
         now = swarm.merge_counts()
-        looks = looks + 1 if now.get(AWAY) == merges.get(AWAY) else 0
+        is_at_rest = now.get(AWAY) == merges.get(AWAY)
+        looks, begin = (looks + 1, begin) if is_at_rest else (0, now.get(STAYS, 0))
         merges = now
     return merges
 
