@@ -19,49 +19,21 @@ from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.project import RoundSpec
 from simulator.checkers.ledger import Violation
 from simulator.checkers.provenance import ProvenanceChecker
-from simulator.scenarios.swarm import Swarm, build_swarm
+from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from syncer_node.machine import jobs
 from syncer_node.machine.rounds import Rounds
 from syncer_node.raft.jobs import Append, Appended
 from syncer_node.storage.merge_bank import MergeBank
 from tests.support.choices import first
-
-CAPACITY = 2048
-
-
-def make(seed=1, *, apply="rebase", is_uneven=False, codec="int4", syncers=1) -> Swarm:
-    """Three learners, two fragments of sets."""
-    backend = ProvenanceBackend(CAPACITY, is_uneven=is_uneven)
-    swarm = build_swarm(
-        seed,
-        syncers=syncers,
-        rounds=RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, apply, codec, codec),
-        outer=OUTER,
-        backend=backend,
-        fragments=2,
-        tensors_of=(2, CAPACITY),
-    )
-    swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
-    return swarm
-
-
-def restarts(swarm, *, trainers=False):
-    """Learners that die and come back, or their trainers."""
-    for number, learner in enumerate(swarm.learners * 3):
-        at_s = 30.0 + 7.0 * number
-        if trainers:
-            swarm.world.at(at_s, learner.lose_trainer)
-        else:
-            swarm.world.at(at_s, learner.crash)
-            swarm.world.at(at_s + 2.0, lambda host=learner: host.is_up or host.boot())
+from tests.support.sets_of_steps import CAPACITY, lose_answers, restarts, set_swarm
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", first(2, ["int4", "f32", "bf16", "int8"]))
 @pytest.mark.parametrize("apply", ["overwrite", "rebase"])
 def test_every_codec_carries_sets_exactly(codec, apply):
-    swarm = make(2, apply=apply, codec=codec)
+    swarm = set_swarm(2, apply=apply, codec=codec)
     restarts(swarm)
     swarm.world.run(60.0)
     swarm.check()
@@ -102,17 +74,6 @@ def participants_by_learner(patch, swarm):
 
     patch.setattr(FragmentSync, "on_committed", by_learner)
     lose_answers(swarm)
-
-
-def lose_answers(swarm):
-    """Streams break while pushes are out."""
-    for number in range(12):
-        learner = swarm.learners[number % 3]
-        at_s = 25.0 + 3.1 * number
-        swarm.world.at(
-            at_s,
-            lambda h=learner: swarm.world.partition(h.key, swarm.syncer.key, for_s=1.0),
-        )
 
 
 def two_unresolved_pushes(patch, swarm):
@@ -251,7 +212,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(monkeypatch, fault):
     plant, settings, words = FAULTS[fault]
-    swarm = make(1, **settings)
+    swarm = set_swarm(1, **settings)
 
     def play():
         plant(monkeypatch, swarm)
@@ -264,7 +225,7 @@ def test_a_planted_fault_is_found(monkeypatch, fault):
 
 @pytest.mark.parametrize("settings", [{}, {"is_uneven": True}, {"syncers": 3}])
 def test_without_a_fault_nothing_is_found(settings):
-    swarm = make(1, **settings)
+    swarm = set_swarm(1, **settings)
     lose_answers(swarm)
     restarts(swarm, trainers=True)
     swarm.world.run(110.0)
@@ -298,7 +259,7 @@ def test_a_push_merged_late_is_taken_off_before_the_next_hand_in(seed):
 
 
 def test_a_stale_push_that_counts_fully_is_found(monkeypatch):
-    swarm = make(1)
+    swarm = set_swarm(1)
     honest = jobs.MergePart
     monkeypatch.setattr(
         jobs,
