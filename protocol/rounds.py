@@ -10,7 +10,7 @@ quorum itself falls to the number of those alive after the charter's patience.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -118,6 +118,22 @@ class Round:
         own = [one for one in self.tickets.values() if one.round == self.number]
         asked = [one for one in own if one.is_trusted]
         return sum(ticket.state is not PullState.FAILED for ticket in asked)
+
+    def trusted_of(self, able: Collection[bytes], mute: Collection[bytes]) -> int | None:
+        """How many of these learners may yet be in the quorum; None if all have a say in it.
+
+        mute: those that have none now. Who was asked keeps what it had then, or a round would wait
+        for a push of a learner that was established meanwhile. Where some have no say, nor does it
+        wait for pushes that failed, or that an earlier round asked for.
+        """
+        tickets = [(peer, self.tickets.get(peer)) for peer in able]
+        having = [one for peer, one in tickets if (one.is_trusted if one else peer not in mute)]
+        if len(having) == len(tickets):
+            return None
+        return sum(one is None or self._may_count(one) for one in having)
+
+    def _may_count(self, ticket: PullTicket) -> bool:
+        return ticket.round == self.number and ticket.state is not PullState.FAILED
 
     def fire(self, trigger: str) -> None:
         """Take a transition of the table; anything else is a bug."""

@@ -21,9 +21,10 @@ from simulator.stand_ins.tiny import TinyProject
 TRUSTED = 0.5
 """Who counts less than this in a merge was named there."""
 
-SLACK = 2
+SLACK = 6
 """Local steps that each key may take, per step of the budget. A run ends when the tokens of its
-charter are merged, with liars and without; this is only for one in which they never are."""
+charter are merged, with liars and without; this is only for one in which they never are. Pushes of
+many learners share the syncer's line, and what they do meanwhile is overwritten."""
 
 
 @dataclass(frozen=True, slots=True)

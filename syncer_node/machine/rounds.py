@@ -559,8 +559,7 @@ class Rounds:
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
-        trusted = sum(session.peer not in mute for session in able)
-        current.trusted = trusted if trusted < len(able) else None
+        current.trusted = current.trusted_of([session.peer for session in able], mute)
         fit = [
             session
             for session in able

@@ -119,6 +119,20 @@ def test_a_new_learner_makes_no_quorum_beside_three_established_ones():
     assert job.against.is_established
 
 
+def test_who_is_established_while_its_push_is_awaited_holds_up_no_quorum():
+    """Else a round for which it was asked as a new one would wait for its patience."""
+    swarm = Swarm(quorum=4)
+    accounts = swarm.machine.state.accounts
+    for learner in (ONE, TWO, THREE):
+        accounts[learner.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
+    accounts[STRANGER.key].standing = NOBODY
+    swarm.wait(0.1)
+    accounts[STRANGER.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
+    swarm.seat.members.changes += 1
+    swarm.hand_in(ONE, TWO, THREE, STRANGER)
+    assert len(swarm.merged().parts) >= 3
+
+
 def test_what_did_not_count_proves_no_speed():
     swarm = Swarm()
     swarm.hand_in(LIAR, ONE)
