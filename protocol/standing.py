@@ -177,6 +177,15 @@ def after(
     )
 
 
+def is_of_the_beginning(base_version: int, *, is_late: bool) -> bool:
+    """Whether where a push points says nothing of its learner, since it lags from version 0.
+
+    The first local steps of a run are small and alike, and often lead away from where others go on
+    from the first merge. Such a push counts in its merge as far as it points to where others do.
+    """
+    return is_late and base_version == 0
+
+
 def are_established(standings: Iterable[Standing]) -> bool:
     """Whether so many were good for long that a median of theirs says what is usual."""
     return sum(one.is_established for one in standings) >= LEARNERS_COMPARED_MIN

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
-from protocol import limits, wire
+from protocol import limits, standing, wire
 from protocol.errors import MalformedMessage
 from protocol.log import records
 from protocol.log.accounts import Account, copied, note, opened
@@ -481,9 +481,9 @@ class SwarmState:
                 part.tokens,
                 self.block_sequences,
             )
-            if part.cosine:
-                account.judged(part.cosine, part.trust, part.expected, part.repeat)
             is_late = part.base_version < merged.version - 1
+            if part.cosine and not standing.is_of_the_beginning(part.base_version, is_late=is_late):
+                account.judged(part.cosine, part.trust, part.expected, part.repeat)
             account.heard(part.echo, part.novelty, is_late=is_late)
         self._note_norms(merged)
 

@@ -163,13 +163,14 @@ def crowds(
 ) -> list[int]:
     """Of each push: with how many it is one, itself among them.
 
-    Pushes are one if they are alike, or both like a third. Where more than half of them are one,
-    that is how this fragment moves for everybody, and each counts alone.
+    Pushes are one if they are alike beyond what is usual here, or both like a third. Where more
+    than half of them are one, that is how this fragment moves for everybody, and each counts alone.
     """
     signs = np.stack(work.map(lambda source: _signs(sample.of(source)), sources))
     alike = signs @ signs.T  # Sums of less than 2^24 whole numbers: exact in any order.
     counts = alike.diagonal()
-    near = alike * alike > likeness_max**2 * np.outer(counts, counts)
+    squares = np.outer(counts, counts)
+    near = alike * alike > _too_alike(alike, squares, likeness_max) ** 2 * squares
     near &= alike > 0
     group = list(range(len(sources)))
     for first, second in zip(*np.nonzero(np.triu(near, 1)), strict=True):
@@ -178,6 +179,17 @@ def crowds(
             group = [kept if one == former else one for one in group]
     sizes = [group.count(one) for one in group]
     return [1 if 2 * size > len(sources) else size for size in sizes]
+
+
+def _too_alike(alike: F32, squares: F32, likeness_max: float) -> float:
+    """Beyond this two pushes are one: `likeness_max`, or more where all are much alike.
+
+    The first local steps of a run go the same way whatever is read. So likeness is measured from
+    that of the pair in the middle, which a minority cannot move.
+    """
+    first, second = np.triu_indices(len(alike), 1)
+    pairs = alike[first, second] / np.sqrt(np.maximum(squares[first, second], 1))
+    return max(likeness_max, (3.0 + float(np.median(pairs))) / 4.0) if pairs.size else likeness_max
 
 
 def _signs(picked: Picked) -> F32:

@@ -71,6 +71,7 @@ class Contribution:
     """As `standing`."""
     is_late: bool = False
     """Its base is not the newest version: what it was trained for was merged meanwhile."""
+    base_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -430,8 +431,13 @@ def _direction_trusts(
     # A young swarm is compared with those who are in this merge.
     compared_with, strays = reference.typical, reference.strays
     if not compared_with:
-        compared_with = standing.typical(after, elements, judged_min=1)
-        strays = standing.strays(after, compared_with, judged_min=1)
+        told_of = [
+            its
+            for its, one in zip(after, contributions, strict=True)
+            if not standing.is_of_the_beginning(one.base_version, is_late=one.is_late)
+        ]
+        compared_with = standing.typical(told_of, elements, judged_min=1)
+        strays = standing.strays(told_of, compared_with, judged_min=1)
     bounds = reference.rules.trust_bounds
     trusts = [
         min(

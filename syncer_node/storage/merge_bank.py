@@ -243,6 +243,7 @@ class MergeBank:
             steps=part.header.steps,
             novelty=part.novelty,
             is_late=part.header.base_version < version,
+            base_version=part.header.base_version,
         )
 
     def _reference(self, fragment: int, momentum: F32, told: Against) -> Reference:

@@ -83,6 +83,28 @@ def test_a_liar_is_named_at_once_and_changes_little(
 
 
 @pytest.mark.slow
+def test_where_nobody_is_known_yet_a_quarter_of_liars_adds_nothing(
+    project: Project,
+) -> None:
+    """In the first merges pushes are small and alike, and half of them come too late."""
+    genesis, charter, cache = project
+    learners, liars = 16, 4
+    outer = msgspec.structs.replace(charter.outer, trust="earned")
+    rounds = msgspec.structs.replace(charter.rounds, quorum=learners // 2)
+    tokens = 5 * charter.limits.tokens // STEPS * (learners - liars)
+    limits = msgspec.structs.replace(charter.limits, tokens=tokens)
+    bench = open_bench(
+        genesis, msgspec.structs.replace(charter, outer=outer, rounds=rounds, limits=limits), cache
+    )
+    setting = replace(SETTING, learners=learners, steps=20)
+    found = attempt(bench, setting, liars, ATTACKS["flip-10"])
+    assert found.liar_share < 0.01
+    assert found.honest_doubted < 0.03 * found.honest_pushes
+    assert found.pushes_until_named is not None
+    assert found.pushes_until_named <= 2
+
+
+@pytest.mark.slow
 def test_where_all_count_the_same_liar_wrecks_the_model(project: Project, quiet: Trial) -> None:
     assert trial(project, "all", "flip-10").loss > 2 * quiet.loss
 

@@ -97,6 +97,24 @@ def test_where_most_are_alike_that_is_how_the_fragment_moves():
     assert crowds(same, same, same, drawn(64 * BLOCK, 1)) == [1, 1, 1, 1]
 
 
+def together(count, noise):
+    """As many pushes, mostly the same; and each with some noise of its own."""
+    common = drawn(64 * BLOCK, 77)
+    return [common + noise * drawn(64 * BLOCK, 100 + at) for at in range(count)]
+
+
+def test_where_all_are_much_alike_that_is_no_crowd():
+    """As after the first local steps of a run: some pairs are above what is usually too alike."""
+    honest = [*together(5, 0.25), *together(9, 0.6)[5:]]
+    against = [-3 * one for one in together(14, 0.3)[9:]]
+    assert crowds(*honest, *against)[:9] == [1] * 9
+
+
+def test_copies_are_one_where_all_are_much_alike_too():
+    same = drawn(64 * BLOCK, 9)
+    assert crowds(*together(6, 0.4), same, same)[6:] == [2, 2]
+
+
 def test_nothing_is_alike_to_nothing():
     assert crowds(*[np.zeros(BLOCK, np.float32)] * 4) == [1, 1, 1, 1]
 

@@ -252,6 +252,17 @@ def test_cosines_add_up_to_a_standing_and_only_where_something_was_compared(log)
     assert accounts[TWO.key].doubted == 1
 
 
+@pytest.mark.parametrize(("base", "judged"), [(0, 1), (1, 2), (2, 2)])
+def test_only_a_push_that_lags_from_version_0_says_nothing_of_its_learner(log, base, judged):
+    log.add(merged(contributions=(contribution(cosine=0.4),)))
+    log.add(merged(version=2, global_step=2, contributions=(contribution(learner=TWO.key),)))
+    lagging = contribution(cosine=-0.5, trust=0.0, base_version=base, sequence=2)
+    log.add(merged(version=3, global_step=3, contributions=(lagging,)))
+    account = log.state.accounts[ONE.key]
+    assert (account.standing.judged, account.merges) == (judged, 2)
+    assert account.doubted == judged - 1
+
+
 def test_a_push_of_few_steps_and_one_that_repeats_itself_are_weighed_as_the_record_says(log):
     log.add(merged(contributions=(contribution(cosine=0.2, expected=0.5, repeat=0.8),)))
     standing = log.state.accounts[ONE.key].standing

@@ -42,6 +42,7 @@ class Run:
         """One merge more, and what the leader says to it."""
         self.sequence += 1
         common = {"sequence": self.sequence, "tokens": TOKENS, "cosine": 0.5}
+        common["base_version"] = self.sequence - 1
         body = merged(
             version=self.sequence,
             global_step=self.sequence,
