@@ -24,6 +24,9 @@ from msgspec import Struct
 LEARNERS_COMPARED_MIN = 3
 """Fewer directions have no median that one liar could not move."""
 
+MANY_PUSHES = 8
+"""From so many in a merge on, a quarter of which may lie, the others say what is usual in it."""
+
 JUDGED_MIN = 3
 """Pushes of a learner before its direction is compared, and before its norm is trusted."""
 
@@ -177,13 +180,14 @@ def after(
     )
 
 
-def is_of_the_beginning(base_version: int, *, is_late: bool) -> bool:
+def is_of_the_beginning(base_version: int, *, is_late: bool, pushes: int) -> bool:
     """Whether where a push points says nothing of its learner, since it lags from version 0.
 
     The first local steps of a run are small and alike, and often lead away from where others go on
     from the first merge. Such a push counts in its merge as far as it points to where others do.
+    pushes: in that merge; where they are fewer than `MANY_PUSHES`, every push is needed to tell.
     """
-    return is_late and base_version == 0
+    return is_late and base_version == 0 and pushes >= MANY_PUSHES
 
 
 def are_established(standings: Iterable[Standing]) -> bool:

@@ -482,7 +482,9 @@ class SwarmState:
                 self.block_sequences,
             )
             is_late = part.base_version < merged.version - 1
-            if part.cosine and not standing.is_of_the_beginning(part.base_version, is_late=is_late):
+            if part.cosine and not standing.is_of_the_beginning(
+                part.base_version, is_late=is_late, pushes=len(merged.contributions)
+            ):
                 account.judged(part.cosine, part.trust, part.expected, part.repeat)
             account.heard(part.echo, part.novelty, is_late=is_late)
         self._note_norms(merged)

@@ -25,6 +25,7 @@ from protocol.numerics.codecs import F32
 from protocol.numerics.picked import Picked, pick, pick_values
 from protocol.numerics.summing import Source
 from protocol.numerics.workers import Workers
+from protocol.standing import MANY_PUSHES
 
 SAMPLE_BLOCKS = 512
 """Blocks of a fragment that are compared."""
@@ -185,11 +186,13 @@ def _too_alike(alike: F32, squares: F32, likeness_max: float) -> float:
     """Beyond this two pushes are one: `likeness_max`, or more where all are much alike.
 
     The first local steps of a run go the same way whatever is read. So likeness is measured from
-    that of the pair in the middle, which a minority cannot move.
+    that of the pair in the middle, which a minority cannot move; of few pushes it is chance.
     """
+    if len(alike) < MANY_PUSHES:
+        return likeness_max
     first, second = np.triu_indices(len(alike), 1)
     pairs = alike[first, second] / np.sqrt(np.maximum(squares[first, second], 1))
-    return max(likeness_max, (3.0 + float(np.median(pairs))) / 4.0) if pairs.size else likeness_max
+    return max(likeness_max, (3.0 + float(np.median(pairs))) / 4.0)
 
 
 def _signs(picked: Picked) -> F32:

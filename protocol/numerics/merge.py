@@ -434,7 +434,9 @@ def _direction_trusts(
         told_of = [
             its
             for its, one in zip(after, contributions, strict=True)
-            if not standing.is_of_the_beginning(one.base_version, is_late=one.is_late)
+            if not standing.is_of_the_beginning(
+                one.base_version, is_late=one.is_late, pushes=len(contributions)
+            )
         ]
         compared_with = standing.typical(told_of, elements, judged_min=1)
         strays = standing.strays(told_of, compared_with, judged_min=1)

@@ -257,7 +257,8 @@ def test_only_a_push_that_lags_from_version_0_says_nothing_of_its_learner(log, b
     log.add(merged(contributions=(contribution(cosine=0.4),)))
     log.add(merged(version=2, global_step=2, contributions=(contribution(learner=TWO.key),)))
     lagging = contribution(cosine=-0.5, trust=0.0, base_version=base, sequence=2)
-    log.add(merged(version=3, global_step=3, contributions=(lagging,)))
+    others = [contribution(learner=bytes([at]) * 32, base_version=2) for at in range(8)]
+    log.add(merged(version=3, global_step=3, contributions=(lagging, *others)))
     account = log.state.accounts[ONE.key]
     assert (account.standing.judged, account.merges) == (judged, 2)
     assert account.doubted == judged - 1
