@@ -129,6 +129,7 @@ def run(
     folder = Folder(results)
     console = Console()
     file = trial_project.read(project, set)
+    _say_who_keeps(wanted, set, console)
     settings = [cluster.setting(one) for one in range(seed, seed + seeds)]
     found: dict[str, dict[str, float]] = {}
     if tune:
@@ -255,6 +256,16 @@ def _do(
 
 
 # ------------------------------------------------------------------------------------ what is seen
+
+
+def _say_who_keeps(
+    algorithms: Sequence[Algorithm], changes: Sequence[str], console: Console
+) -> None:
+    """Which rows a change of the project does not reach."""
+    for key in (change.partition("=")[0] for change in changes):
+        keeping = [one.name for one in algorithms if not one.reads(key)]
+        if keeping:
+            console.print(f"--set {key} changes nothing in: {', '.join(keeping)}", soft_wrap=True)
 
 
 def _show(console: Console, lines: Sequence[Summary]) -> None:

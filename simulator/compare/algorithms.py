@@ -68,6 +68,21 @@ class Algorithm:
             lockstep=replace(lockstep, **found["lockstep"]) if lockstep else None,
         )
 
+    def reads(self, key: str) -> bool:
+        """Whether this setting of the project file, as `outer.momentum`, changes anything here."""
+        section, _, name = key.partition(".")
+        own = {"training": self.inner, "outer": self.outer, "rounds": self.rounds}
+        if name in own.get(section, {}):
+            return False
+        if section == "model" and name in ("fragments", "strategy"):
+            return getattr(self, name) is None
+        if key.startswith("model.merge."):
+            return self.rule is None
+        if section not in ("outer", "rounds") or self.kind == "decoupled":
+            return True
+        spec = self.lockstep
+        return key == "rounds.local_steps" and spec is not None and spec.local_steps is None
+
     def setting(self, setting: Setting) -> Setting:
         """The common ground with this algorithm's link."""
         return replace(setting, link_mbps=self.link_mbps) if self.link_mbps else setting
@@ -123,9 +138,6 @@ LOCKSTEP_RANGES = (
 _FREE_LINK_MBPS = 1e9
 """What is sent is there at once, so a codec costs no delay."""
 
-_LARGE_BATCH = {"learning_rate": 0.004}
-"""What suits the joint batch of data parallelism best (docs/comparison.md)."""
-
 _PLAIN = {"learning_rate": 1.0, "momentum": 0.0}
 """Outer settings that suit learners that keep local steps which the merge has not seen."""
 
@@ -137,13 +149,12 @@ def _decoupled(name: str, says: str, **rest: Any) -> Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     one.name: one
     for one in (
-        Algorithm(name="dp", says="data parallel", kind="rigid", inner=_LARGE_BATCH),
+        Algorithm(name="dp", says="data parallel", kind="rigid"),
         Algorithm(
             name="elastic-dp-failing",
             says="data parallel; goes on with fewer when one fails",
             kind="elastic",
             fails=True,
-            inner=_LARGE_BATCH,
         ),
         Algorithm(
             name="fedavg",
@@ -257,14 +268,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             name="dp-muon",
             says="data parallel, Muon inside",
             kind="rigid",
-            inner=_LARGE_BATCH | {"optimizer": "muon"},
+            inner={"optimizer": "muon"},
         ),
         Algorithm(
             name="dp-failing",
             says="data parallel; everybody waits for who failed",
             kind="rigid",
             fails=True,
-            inner=_LARGE_BATCH,
         ),
     )
 }

@@ -9,11 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from host.files.home import Home
 from protocol.errors import UserError
 from shoal.__main__ import main
 from shoal.project.template import create_text
+from shoal.sim import trial_project
 from simulator.compare.algorithms import ALGORITHMS, Algorithm, chosen
 from simulator.compare.results import RUNS_FILE, Folder, Run, rows_of, summaries
+from simulator.compare.setting import Setting
 from tests.support.tiny_project import write_text
 
 COLUMNS = {
@@ -181,3 +184,50 @@ def test_bad_flags_get_one_clear_line(tmp_path, capsys, arguments, words):
 def test_no_names_are_all_algorithms():
     assert [one.name for one in chosen(())] == list(ALGORITHMS)
     assert [one.name for one in chosen(["fedavg", "dp", "fedavg"])] == ["fedavg", "dp"]
+
+
+CHANGED = {
+    "training.learning_rate": "0.0123",
+    "training.optimizer": "muon",
+    "outer.momentum": "0.3",
+    "outer.learning_rate": "0.123",
+    "rounds.local_steps": "5",
+    "rounds.apply": "rebase",
+    "rounds.up_codec": "int8",
+    "model.fragments": "3",
+    "model.strategy": "balanced",
+    "model.merge.matrices": "mean",
+}
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_a_row_reads_a_setting_exactly_if_it_changes_the_row(key: str, tmp_path: Path) -> None:
+    setting, home = Setting(seed=1), Home(tmp_path)
+    given = [
+        trial_project.sign(trial_project.read(None, changes), setting, home)
+        for changes in ((), (f"{key}={CHANGED[key]}",))
+    ]
+    for one in ALGORITHMS.values():
+        former, changed = (
+            (one.genesis(genesis), msgspec.structs.replace(one.charter(charter), project=b""))
+            for genesis, charter in given
+        )
+        has_changed = former != changed
+        assert (
+            one.reads(key) == has_changed
+            if one.kind == "decoupled"
+            else (not one.reads(key) or has_changed)
+        )
+
+
+def test_what_a_change_does_not_reach_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_text(tmp_path / "text.txt", chars=30_000)
+    sets = ["data.source=file", f"data.location={text}", "outer.momentum=0.5", "training.beta1=0.8"]
+    sets += ["limits.heldout_sequences=4", "data.heldout_frac=0.3"]
+    given = [part for one in sets for part in ("--set", one)]
+    assert compare(tmp_path, "dp", "decoupled-mean", "decoupled", "--seeds", "1", *given) == 0
+    said = capsys.readouterr().out
+    assert "--set outer.momentum changes nothing in: dp, decoupled-mean" in said
+    assert "training.beta1" not in said
