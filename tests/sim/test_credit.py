@@ -12,28 +12,10 @@ from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import PushSettled
 from simulator.checkers.credit import check_accounts
 from simulator.checkers.ledger import Violation
-from simulator.checkers.provenance import ProvenanceChecker
 from simulator.scenarios.swarm import build_swarm
-from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 from syncer_node.machine.contributor_notes import ContributorNotes
+from tests.support.sets_of_steps import set_swarm
 from tests.support.snapshot_swarms import go_back, take_at, watched
-
-CAPACITY = 2048
-
-
-def swarm_of_sets(seed, **changes):
-    backend = ProvenanceBackend(CAPACITY)
-    swarm = build_swarm(
-        seed,
-        rounds=RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, "rebase", "int4", "int4"),
-        outer=OUTER,
-        backend=backend,
-        fragments=2,
-        tensors_of=(2, CAPACITY),
-        **changes,
-    )
-    swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
-    return swarm
 
 
 def assert_accounts_are_sets(swarm):
@@ -53,7 +35,7 @@ def assert_accounts_are_sets(swarm):
 
 @pytest.mark.parametrize("syncers", [1, 3])
 def test_the_ledger_is_what_is_in_the_weights_whoever_died_meanwhile(syncers):
-    swarm = swarm_of_sets(2, syncers=syncers)
+    swarm = set_swarm(2, syncers=syncers)
     world, victim = swarm.world, swarm.learners[1]
     world.at(25.0, victim.crash)
     world.at(30.0, victim.boot)

@@ -10,17 +10,17 @@ from simulator.stand_ins.provenance import OUTER, ProvenanceBackend
 CAPACITY = 2048
 
 
-def set_swarm(seed=1, *, apply="rebase", is_uneven=False, codec="int4", syncers=1) -> Swarm:
-    """Three learners, two fragments of sets."""
+def set_swarm(seed=1, *, apply="rebase", is_uneven=False, codec="int4", **changes) -> Swarm:
+    """Three learners, two fragments of sets. changes: of `build_swarm`."""
     backend = ProvenanceBackend(CAPACITY, is_uneven=is_uneven)
     swarm = build_swarm(
         seed,
-        syncers=syncers,
         rounds=RoundSpec(8, 2, 1, 0.9, 0.5, 10.0, 10.0, apply, codec, codec),
         outer=OUTER,
         backend=backend,
         fragments=2,
         tensors_of=(2, CAPACITY),
+        **changes,
     )
     swarm.sets = ProvenanceChecker(swarm.ledger, backend, swarm.learners)
     return swarm
