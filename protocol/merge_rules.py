@@ -66,8 +66,8 @@ class MergeRules:
     norms_known: int = NORMS_KNOWN_MAX
     """So many norms of former pushes are compared with; at 0 those of the same merge only."""
     first_pushes: int = LEARNERS_COMPARED_MIN
-    """So many make the first merges of a fragment, where more learners are here; 0 for no more than
-    later ones."""
+    """So many at least make the first merges of a fragment, where more learners are here; 0 for no
+    more than later ones."""
     doubts_in_row: int = DOUBTS_IN_ROW
     """Too many to happen takes nothing back."""
     repeats_bounds: tuple[float, float] = REPEATS_BOUNDS

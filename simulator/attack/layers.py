@@ -86,7 +86,8 @@ LAYERS: Mapping[str, Layer] = {
         rules=MergeRules(merges_compared=0),
     ),
     "beginning": Layer(
-        "the first merges of a fragment need three pushes", rules=MergeRules(first_pushes=0)
+        "the first merges of a fragment need pushes of half of the learners",
+        rules=MergeRules(first_pushes=0),
     ),
     "taking-back": Layer(
         "tokens of who is found are no progress", rules=MergeRules(doubts_in_row=10**9)

@@ -532,7 +532,7 @@ class Rounds:
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
-        current.quorum = self.judge.quorum_to_begin(fragment)
+        current.quorum = self.judge.quorum_to_begin(fragment, self.spec.participants_max)
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})

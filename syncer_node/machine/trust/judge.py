@@ -184,15 +184,20 @@ class Judge:
             novelty_strays=novelty.strays(self._novelties(), usual),
         )
 
-    def quorum_to_begin(self, fragment: int) -> int:
-        """The first merges of a fragment need so many pushes that a median exists.
+    def quorum_to_begin(self, fragment: int, participants_max: int = 0) -> int:
+        """The first merges of a fragment need so many pushes; 0 where they need no more than others.
 
-        Before that nothing says how long a push should be, or where it should point.
+        Before that nothing says how long a push should be, or where it should point. Three have a
+        median, but two of them may be liars; so it is half of those who are here, up to as many as
+        tell what is usual, or as may be asked. participants_max: 0 for no bound.
         """
-        needed = self.rules.first_pushes
-        is_known = len(self.state.norms[fragment]) >= needed
-        has_enough = len(self.members.sessions) > needed
-        return needed if self.is_judging and has_enough and not is_known else 0
+        fewest = self.rules.first_pushes
+        if not self.is_judging or not fewest or len(self.members.sessions) <= fewest:
+            return 0
+        here = sum(1 for _ in self.members.live())
+        most = min(standing.MANY_PUSHES, participants_max or standing.MANY_PUSHES)
+        needed = max(fewest, min(most, here // 2))
+        return 0 if len(self.state.norms[fragment]) >= needed else needed
 
     def _norms_of_others(self, current: Round) -> list[KnownNorm]:
         """Of learners with a push of this fragment in the log, and none in this round."""

@@ -10,11 +10,22 @@ from protocol.ids import short
 from protocol.log.accounts import Account
 from protocol.log.state import KnownNorm
 from protocol.novelty import Novelty
+from protocol.peers.membership import Membership
 from protocol.project import OuterSpec
 from protocol.standing import ESTABLISHED_MIN, JUDGED_MIN, NOBODY, Standing
 from syncer_node.daemon.status import sentence
 from syncer_node.machine.jobs import Merge
-from tests.support.builders import ONE, STRANGER, THREE, TWO, SyncerBench, project, rounds
+from syncer_node.machine.trust.judge import Judge
+from tests.support.builders import (
+    ONE,
+    STRANGER,
+    THREE,
+    TWO,
+    SyncerBench,
+    hello,
+    project,
+    rounds,
+)
 
 EARNED = OuterSpec(0.7, 0.5, 3.0, trust="earned")
 ALL = (ONE, TWO, THREE, STRANGER)
@@ -102,6 +113,39 @@ def test_the_first_merges_of_four_learners_need_three_where_trust_is_earned(oute
     swarm.hand_in(THREE)
     swarm.wait(1.0)
     assert len(swarm.merges) == 1
+
+
+@pytest.mark.parametrize(
+    ("here", "known", "participants_max", "needed"),
+    [
+        (1, 0, 0, 0),
+        (2, 0, 0, 3),
+        (4, 0, 0, 3),
+        (4, 3, 0, 0),
+        (9, 3, 0, 4),
+        (9, 4, 0, 0),
+        (16, 7, 0, 8),
+        (16, 8, 0, 0),
+        (500, 7, 0, 8),
+        (500, 0, 6, 6),
+        (500, 6, 6, 0),
+    ],
+)
+def test_the_first_merges_need_half_of_who_is_here(here, known, participants_max, needed):
+    """Else two liars of sixteen could be most of the first three."""
+    members = Membership()
+    for number in range(here + 2):
+        members.open(number.to_bytes(2, "big"), hello(), 0.0)
+    for gone in range(here, here + 2):
+        members.close(gone.to_bytes(2, "big"), "gone", has_left=True)
+    swarm = Swarm(is_known=False)
+    state = swarm.machine.state
+    for number in range(known):
+        peer = number.to_bytes(2, "big")
+        state.norms[0][peer] = KnownNorm(peer, 1.0, 8, b"\x01")
+    judge = Judge(state, members, EARNED, (64,))
+    assert judge.quorum_to_begin(0, participants_max) == needed
+    assert Judge(state, members, OuterSpec(0.7, 0.5, 3.0), (64,)).quorum_to_begin(0) == 0
 
 
 def test_a_new_learner_makes_no_quorum_beside_three_established_ones():
