@@ -185,7 +185,7 @@ class Judge:
         )
 
     def quorum_to_begin(self, fragment: int, participants_max: int = 0) -> int:
-        """The first merges of a fragment need so many pushes; 0 where they need no more than others.
+        """So many pushes the first merges of a fragment need; 0 where no more than later ones.
 
         Before that nothing says how long a push should be, or where it should point. Three have a
         median, but two of them may be liars; so it is half of those who are here, up to as many as
