@@ -382,7 +382,7 @@ def _judged(
     if are_enough:
         toward = directions.toward_others(sources, voices, sample, workers)
         cosines = [one.cosine for one in toward]
-        if along:
+        if along and not _is_of_the_beginning(contributions, voices):
             made = echoes.novelties(along, voices, toward)
             found = [
                 None if one.is_late else its for one, its in zip(contributions, made, strict=True)
@@ -409,6 +409,20 @@ def _judged(
         tuple(part for _, part in own),
         *((heard, tuple(found)) if along else ((), ())),
     )
+
+
+def _is_of_the_beginning(contributions: Sequence[Contribution], voices: Sequence[float]) -> bool:
+    """Whether most of what says where to go lags from version 0: it says nothing of what is new.
+
+    What such pushes have beside what was merged is the small first local steps of a run, and points
+    elsewhere than those that began from the first merge.
+    """
+    first = [
+        voice
+        for one, voice in zip(contributions, voices, strict=True)
+        if one.is_late and one.base_version == 0
+    ]
+    return 2.0 * math.fsum(first) > math.fsum(voices)
 
 
 def _direction_trusts(

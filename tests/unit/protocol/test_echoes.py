@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -151,6 +153,19 @@ def test_of_a_late_push_only_the_echo_is_looked_at():
     assert made.novelties[3] is None
     assert made.echoes[3] > 0
     assert made.trusts[3] == 1.0
+
+
+@pytest.mark.parametrize(("base", "is_told"), [(0, False), (1, True)])
+def test_most_of_which_lags_from_the_beginning_says_nothing_of_what_is_new(base, is_told):
+    """They point elsewhere than what began from the first merge, be it as honest as they are."""
+    merged, others, ahead = drawn(1, 1), drawn(3, 2) + drawn(1, 3), drawn(1, 5)[0]
+    parts = [
+        dataclasses.replace(one, base_version=base if one.is_late else 1)
+        for one in told([*others, ahead], late=(0, 1, 2))
+    ]
+    made = merge_fragment(parts, FRAGMENT, 3.0, against(merged))
+    assert (made.novelties[3] is not None) == is_told
+    assert (made.trusts[3] == 1.0) != is_told
 
 
 def test_order_and_other_seeds_of_a_small_fragment_change_no_bit():
