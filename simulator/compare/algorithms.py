@@ -10,6 +10,7 @@ import msgspec
 
 from protocol.errors import UserError
 from protocol.project import Charter, FragmentStrategy, Genesis, MergeRule
+from simulator.compare.asynchronous import Asynchronous, AsynchronousSpec
 from simulator.compare.bench import Bench
 from simulator.compare.data_parallel import DataParallel
 from simulator.compare.decoupled import Decoupled
@@ -28,12 +29,13 @@ class Algorithm:
 
     name: str
     says: str
-    kind: Literal["rigid", "elastic", "lockstep", "decoupled"]
+    kind: Literal["rigid", "elastic", "lockstep", "asynchronous", "decoupled"]
     fails: bool = False
     inner: Mapping[str, Value] = field(default_factory=dict)
     outer: Mapping[str, Value] = field(default_factory=dict)
     rounds: Mapping[str, Value] = field(default_factory=dict)
     lockstep: LockstepSpec | None = None
+    asynchronous: AsynchronousSpec | None = None
     fragments: int | None = None
     batches: tuple[int, ...] = ()
     """Sequences in a local step of each learner; empty for what the project says."""
@@ -50,22 +52,25 @@ class Algorithm:
         """What a tuning looks for the best value of."""
         if self.tunes:
             return self.tunes
-        if self.kind == "decoupled":
-            return (*INNER_RANGES, *OUTER_RANGES)
-        return (*INNER_RANGES, *LOCKSTEP_RANGES) if self.kind == "lockstep" else INNER_RANGES
+        if self.kind in ("decoupled", "lockstep", "asynchronous"):
+            part = "outer" if self.kind == "decoupled" else self.kind
+            return (*INNER_RANGES, *outer_ranges(part))
+        return INNER_RANGES
 
     def tuned(self, settings: Mapping[str, float]) -> Algorithm:
         """The same with these values, by keys of `ranges`."""
-        found: dict[str, dict[str, Any]] = {"inner": {}, "outer": {}, "lockstep": {}}
+        parts = ("inner", "outer", "lockstep", "asynchronous")
+        found: dict[str, dict[str, Any]] = {part: {} for part in parts}
         for key, value in settings.items():
             part, _, name = key.partition(".")
             found[part][name] = value
-        lockstep = self.lockstep
+        lockstep, asynchronous = self.lockstep, self.asynchronous
         return replace(
             self,
             inner={**self.inner, **found["inner"]},
             outer={**self.outer, **found["outer"]},
             lockstep=replace(lockstep, **found["lockstep"]) if lockstep else None,
+            asynchronous=(replace(asynchronous, **found["asynchronous"]) if asynchronous else None),
         )
 
     def reads(self, key: str) -> bool:
@@ -80,8 +85,10 @@ class Algorithm:
             return self.rule is None
         if section not in ("outer", "rounds") or self.kind == "decoupled":
             return True
-        spec = self.lockstep
-        return key == "rounds.local_steps" and spec is not None and spec.local_steps is None
+        if key != "rounds.local_steps":
+            return False
+        has_own = self.lockstep is not None and self.lockstep.local_steps is not None
+        return self.kind == "asynchronous" or (self.kind == "lockstep" and not has_own)
 
     def setting(self, setting: Setting) -> Setting:
         """The common ground with this algorithm's link."""
@@ -117,6 +124,9 @@ class Algorithm:
         if self.kind == "lockstep":
             assert self.lockstep is not None
             return Lockstep(bench, setting, self.lockstep).run(tell)
+        if self.kind == "asynchronous":
+            assert self.asynchronous is not None
+            return Asynchronous(bench, setting, self.asynchronous).run(tell)
         elastic = self.kind == "elastic"
         return DataParallel(bench, setting, fails=self.fails, is_elastic=elastic).run(tell)
 
@@ -126,14 +136,15 @@ INNER_RANGES = (
     Range("inner.beta1", 0.05, 0.4, is_rest=True),
     Range("inner.beta2", 0.003, 0.1, is_rest=True),
 )
-OUTER_RANGES = (
-    Range("outer.learning_rate", 0.3, 1.2),
-    Range("outer.momentum", 0.1, 1.0, is_rest=True),
-)
-LOCKSTEP_RANGES = (
-    Range("lockstep.learning_rate", 0.3, 1.2),
-    Range("lockstep.momentum", 0.1, 1.0, is_rest=True),
-)
+
+
+def outer_ranges(part: str) -> tuple[Range, ...]:
+    """Of rate and momentum of the outer step, which that part of the algorithm has."""
+    return (
+        Range(f"{part}.learning_rate", 0.3, 1.2),
+        Range(f"{part}.momentum", 0.1, 1.0, is_rest=True),
+    )
+
 
 _FREE_LINK_MBPS = 1e9
 """What is sent is there at once, so a codec costs no delay."""
@@ -171,6 +182,38 @@ ALGORITHMS: dict[str, Algorithm] = {
             lockstep=LockstepSpec(local_steps=16, learning_rate=0.7, momentum=0.9),
             fragments=1,
             rule="mean",
+        ),
+        Algorithm(
+            name="diloco-adamw",
+            says="as often as the project merges, AdamW outside",
+            kind="lockstep",
+            lockstep=LockstepSpec(outer="adamw", learning_rate=0.005, momentum=0.9),
+            fragments=1,
+            rule="mean",
+            tunes=(
+                *INNER_RANGES,
+                Range("lockstep.learning_rate", 0.001, 0.02),
+                Range("lockstep.momentum", 0.05, 0.5, is_rest=True),
+            ),
+        ),
+        Algorithm(
+            name="asynchronous",
+            says="a parameter server merges each learner alone, delayed Nesterov 0.7 and 0.9",
+            kind="asynchronous",
+            asynchronous=AsynchronousSpec(),
+            fragments=1,
+        ),
+        Algorithm(
+            name="two-level",
+            says="asynchronous in two regions, whose servers hand in to a global one",
+            kind="asynchronous",
+            asynchronous=AsynchronousSpec(regions=2),
+            fragments=1,
+            tunes=(
+                *INNER_RANGES,
+                *outer_ranges("asynchronous"),
+                Range("asynchronous.region_learning_rate", 0.3, 1.2),
+            ),
         ),
         Algorithm(
             name="streaming-diloco",

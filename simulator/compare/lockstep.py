@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
+import torch
 
 from node.trainer.builtin import BuiltinTrainer
 from node.trainer.loop import InnerLoop
@@ -28,6 +30,9 @@ from simulator.compare.setting import Setting, StepClock, ring_bytes
 
 NO_CLIPPING = 1e6
 
+OUTER_BETA2: Final = 0.99
+"""Of AdamW outside."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockstepSpec:
@@ -37,8 +42,10 @@ class LockstepSpec:
     """H: between two merges of the same fragment; the project's if None."""
     overlap_steps: int = 0
     """Local steps that go on while a merge is on its way; 0 waits for it."""
+    outer: Literal["nesterov", "adamw"] = "nesterov"
     learning_rate: float = 1.0
     momentum: float = 0.0
+    """With AdamW its beta1."""
     alpha: float = 0.0
     """Share of its own value that a learner keeps when a merge arrives."""
     codec: CodecName = "f32"
@@ -74,11 +81,20 @@ class Lockstep:
         self.views = [FragmentView(loop.trainer.model, bench.layout) for loop in self.loops]
         self.theta: list[F32] = [values.copy() for values in bench.first]
         self.momentum: list[F32] = [np.zeros_like(values) for values in self.theta]
+        self._adam = [self._adam_of(values) for values in self.theta]
         self._residuals = [[np.zeros_like(values) for values in self.theta] for _ in self.loops]
         self._flights: deque[_Flight] = deque()
         self.clock = StepClock(setting)
         self.now_s = self.work_s = 0.0
         self.bytes = 0
+
+    def _adam_of(self, values: F32) -> torch.optim.Optimizer | None:
+        """It moves this very array."""
+        if self.spec.outer != "adamw":
+            return None
+        weights = torch.nn.Parameter(torch.from_numpy(values))
+        betas = self.spec.momentum, OUTER_BETA2
+        return torch.optim.AdamW([weights], self.spec.learning_rate, betas, weight_decay=0.0)
 
     def run(self, tell: Tell) -> Outcome:
         steps = self.setting.steps
@@ -147,15 +163,25 @@ class Lockstep:
                 self.bench.layout.fragments[at],
                 NO_CLIPPING,
             )
-            self.theta[at], self.momentum[at] = outer_step(
-                self.theta[at],
-                self.momentum[at],
-                merged.values,
-                learning_rate=self.spec.learning_rate,
-                momentum_coefficient=self.spec.momentum,
-            )
+            self._step(at, merged.values)
             for view in self.views:
                 self._take(view, at)
+
+    def _step(self, at: int, moved: F32) -> None:
+        """The outer step of a fragment."""
+        adam = self._adam[at]
+        if adam is not None:
+            (weights,) = adam.param_groups[0]["params"]
+            weights.grad = torch.from_numpy(moved)
+            adam.step()
+            return
+        self.theta[at], self.momentum[at] = outer_step(
+            self.theta[at],
+            self.momentum[at],
+            moved,
+            learning_rate=self.spec.learning_rate,
+            momentum_coefficient=self.spec.momentum,
+        )
 
     def _take(self, view: FragmentView, at: int) -> None:
         if not self.spec.alpha:
