@@ -1,3 +1,4 @@
-"""Models of whole clusters: what failures, links, mixed speeds and borrowed machines cost.
-Not here: the machines themselves; these are formulas and draws.
+"""Whole clusters: what failures, links, mixed speeds and borrowed machines cost, by formulas and
+draws, and by the machines themselves (`machines`).
+Not here: the scenarios that break those machines (`simulator.scenarios`).
 """

@@ -51,8 +51,14 @@ class Lives:
     begin_s: Reals
     end_s: Reals
     """Both (events, learners). An interval without steps has equal ends."""
-    useful_s: Reals
-    """(learners), in seconds of the whole learner's capacity."""
+    work_s: Reals
+    """(events, learners): what came of it, in seconds of the whole learner's capacity."""
+
+    @property
+    def useful_s(self) -> Reals:
+        """(learners), in the same seconds."""
+        useful: Reals = self.work_s.sum(axis=0)
+        return useful
 
 
 def elastic_lives(
@@ -68,8 +74,8 @@ def elastic_lives(
     """
     count, slices = len(rate), costs.slices
     returns = np.full((count, slices), -1.0)  # -1: at work; else when the slice is back
-    now, useful = np.zeros(count), np.zeros(count)
-    begins, ends = [], []
+    now = np.zeros(count)
+    begins, ends, work = [], [], []
     while bool(np.any(now < horizon_s)):
         away = returns >= 0
         at_work = slices - away.sum(axis=1)
@@ -84,9 +90,10 @@ def elastic_lives(
         begins.append(np.minimum(now, horizon_s))
         ends.append(np.where(steps, np.maximum(stop_at, begins[-1]), begins[-1]))
         before = np.minimum(moment, horizon_s)
-        useful += np.maximum(before - now, 0.0) * at_work / slices
-        useful += (
-            np.maximum(stop_at - np.maximum(before, now), 0.0) * (at_work - 1).clip(0) / slices
+        unnoticed_s = np.maximum(stop_at - np.maximum(before, now), 0.0)
+        work.append(
+            np.maximum(before - now, 0.0) * at_work / slices
+            + unnoticed_s * (at_work - 1).clip(0) / slices
         )
         stop_s = np.where(fails, costs.shrink_s, costs.grow_s)
         stopped = np.where(fails, fail_at + costs.notice_s, admit_at)
@@ -102,14 +109,14 @@ def elastic_lives(
         )
         returns = np.where(takes, broken + costs.return_s, returns)
         now = stopped + stop_s
-    return Lives(np.array(begins), np.array(ends), useful)
+    return Lives(np.array(begins), np.array(ends), np.array(work))
 
 
 def rigid_lives(rate: Reals, horizon_s: Reals, costs: Costs, random: np.random.Generator) -> Lives:
     """Learners that stand still until every slice is back; arguments as `elastic_lives`."""
     count = len(rate)
-    now, useful = np.zeros(count), np.zeros(count)
-    begins, ends = [], []
+    now = np.zeros(count)
+    begins, ends, work = [], [], []
     while bool(np.any(now < horizon_s)):
         stop_at = now + random.exponential(size=count) / rate + costs.notice_s
         begins.append(np.minimum(now, horizon_s))
@@ -118,9 +125,9 @@ def rigid_lives(rate: Reals, horizon_s: Reals, costs: Costs, random: np.random.G
         if costs.checkpoint_s > 0:
             kept = np.floor(ran / costs.checkpoint_s) * costs.checkpoint_s
             ran = np.where(stop_at < horizon_s, kept, ran)
-        useful += ran
+        work.append(ran)
         now = stop_at + costs.return_s + costs.restart_s
-    return Lives(np.array(begins), np.array(ends), useful)
+    return Lives(np.array(begins), np.array(ends), np.array(work))
 
 
 def time_with_quorum(begin_s: Reals, end_s: Reals, quorum: int) -> float:

@@ -32,6 +32,10 @@ class Cell:
     uptime: float
     paper_goodput: float | None
     paper_uptime: float | None
+    machines_goodput: float | None = None
+    """As `goodput`, by the machines themselves."""
+    machines_kept: float | None = None
+    """Of their local steps, those that were merged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,12 @@ class Setting:
     merge_steps: float
     """From asking to merging, in steps of a fast learner."""
     paper_goodput: float | None
+    machines_goodput: float | None = None
+    """This and the following as above, by the machines themselves."""
+    machines_merged: float | None = None
+    machines_merge_steps: float | None = None
+    machines_kept: float | None = None
+    """Of their local steps, those that were merged."""
 
 
 def settings(mix: Mix, seed: int) -> list[Setting]:

@@ -33,6 +33,9 @@ BANDWIDTH_GBPS: Final = {
 }
 """Table 13a by method and codec: 1 s steps, 90 % utilisation."""
 
+BANDWIDTH_OF_EIGHT_GBPS: Final = (198.0, 0.84)
+"""Data parallel and Decoupled between eight data centres, as the paper's announcement has it."""
+
 HETEROGENEOUS_GOODPUT: Final = {"K = M": 84, "K = 1": 100, "K = 1 + grace": 100}
 """Four fast and four slow learners, 18 % apart, with 10 % variance."""
 

@@ -34,6 +34,8 @@ class Speedup:
     decoupled: float
     paper_dp: float | None
     paper_decoupled: float | None
+    machines_decoupled: float | None = None
+    """As `decoupled`, by the machines themselves."""
 
 
 def speedups(borrowing: Borrowing, extras: Sequence[float]) -> list[Speedup]:

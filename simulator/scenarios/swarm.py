@@ -143,12 +143,14 @@ def build_swarm(
     admission: project.AdmissionRule = "open",
     shard_blocks: int = 0,
     batches: tuple[int, ...] = (),
+    world: World | None = None,
 ) -> Swarm:
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
     join_s: within this time, else one every half second. tape: of each life. batches: of each one.
+    world: theirs, of that seed; None for a plain one with that network.
     """
-    world = World(seed, network)
+    world = world or World(seed, network)
     names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
     signers = [SimSigner(name) for name in names]
     watching = [SimSigner(f"witness-{number}") for number in range(witnesses)]

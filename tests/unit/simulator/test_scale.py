@@ -75,6 +75,26 @@ def test_bandwidth_as_printed():
     assert [float(f"{ours:.2g}") for ours, _ in known[1:]] == [1.7, 0.43]
 
 
+def test_the_figure_of_eight_data_centres_follows_from_the_one_it_is_printed_with():
+    printed = published.BANDWIDTH_OF_EIGHT_GBPS[1]
+    assert bandwidth.predicted_of_eight() == pytest.approx(printed, abs=0.02)
+
+
+def test_a_fragment_has_to_come_within_the_overlap_and_as_often_as_it_is_merged():
+    need = [
+        bandwidth.required_gbps(bandwidth.DECOUPLED, link, 16.0, 0.9)
+        for link in (
+            bandwidth.Link(1e9),
+            bandwidth.Link(1e9, overlap=4),
+            bandwidth.Link(1e9, sync_every=48, overlap=4),
+            bandwidth.Link(1e9, sync_every=48, overlap=1),
+        )
+    ]
+    assert need[0] == need[1] == pytest.approx(16 / 24)
+    assert need[2] == pytest.approx(need[0] / 2)
+    assert need[3] == need[0]
+
+
 def test_heterogeneous_as_printed():
     rows = heterogeneous.settings(heterogeneous.Mix(), seed=1)
     assert [round(100 * row.goodput) for row in rows] == [84, 100, 100]
