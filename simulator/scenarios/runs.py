@@ -94,7 +94,7 @@ def in_words(error: Exception) -> str:
 def build(scenario: Scenario, seed: int, tape: SwarmTape | None = None) -> Swarm:
     """The swarm of a scenario, booted."""
     hosts, net, rounds = scenario.hosts, scenario.network, scenario.rounds
-    backend, tensors_of = None, (TENSORS, TENSOR_ELEMENTS)
+    backend, tensors_of = None, (max(TENSORS, rounds.fragments), TENSOR_ELEMENTS)
     if scenario.tensors == "provenance":
         steps = 4.0 * hosts.learners * scenario.until_s / scenario.speed.step_s
         backend = ProvenanceBackend(128 * math.ceil(max(steps, 1024.0) / 128))

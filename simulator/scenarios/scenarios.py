@@ -51,7 +51,7 @@ class Hosts(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Rounds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The charter's rules of merging, and how the model is cut."""
 
-    fragments: Annotated[int, Meta(ge=1, le=8)] = 4
+    fragments: Annotated[int, Meta(ge=1, le=32)] = 4
     local_steps: Annotated[int, Meta(ge=1, le=1000)] = 8
     overlap_steps: Annotated[int, Meta(ge=1, le=16)] = 2
     quorum: Annotated[int, Meta(ge=1, le=1000)] = 1

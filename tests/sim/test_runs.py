@@ -123,6 +123,18 @@ def test_a_built_in_scenario_holds(name):
     assert outcome.swarm.merges > 10
 
 
+@pytest.mark.parametrize("tensors", ["tiny", "provenance"])
+def test_a_model_may_be_cut_into_as_many_fragments_as_the_paper_cuts_it(tmp_path, tensors):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f'tensors = "{tensors}"\nuntil_s = 60\n[rounds]\nfragments = 24\nlocal_steps = 24\n'
+        "[speed]\nstep_s = 0.25\n"
+    )
+    outcome = runs.run(scenarios.find(str(path), 1), 1, until_s=60.0, line=silent)
+    assert outcome.violation == ""
+    assert {one.fragment for one in outcome.swarm.ledger.merges} == set(range(24))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
