@@ -47,6 +47,13 @@ class Cluster:
     step_s: Annotated[
         float, choices.option("Virtual seconds of a local step.", choices.Positive)
     ] = 1.0
+    slowness: Annotated[
+        tuple[float, ...],
+        choices.several(
+            "Times --step-s, of one learner after the other, over and over, as in 1 1 1.18 1.18.",
+            choices.Positive,
+        ),
+    ] = ()
     clock_parameters: Annotated[
         float,
         choices.option(
@@ -71,6 +78,7 @@ class Cluster:
             learners=self.learners,
             steps=self.steps,
             step_s=self.step_s,
+            slowness=self.slowness,
             link_mbps=self.link_mbps,
             latency_s=self.latency_ms / 1000,
             clock_parameters=round(self.clock_parameters),

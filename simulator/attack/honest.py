@@ -111,8 +111,8 @@ class Mixed(Decoupled):
         """The learner of that number."""
         learner = super().learner(project, number)
         if number == self.setting.learners - 1:
-            slower = self.setting.speed.step_s * self._mixture.slower
-            model = structs.replace(self.setting.speed, step_s=slower)
+            usual = self.setting.speed(number)
+            model = structs.replace(usual, step_s=usual.step_s * self._mixture.slower)
             learner.speed = Speed(model, random.Random(f"speed {learner.name} {self.world.seed}"))
             if self._mixture.is_of_kind:
                 learner.text = TextOfKind(self.bench.corpus)

@@ -42,6 +42,8 @@ class Algorithm:
     rule: MergeRule | None = None
     """For every tensor, instead of what the project says."""
     strategy: FragmentStrategy | None = None
+    is_daily: bool = False
+    """Whether every second learner is there for half of each day only."""
     link_mbps: float | None = None
     """Of every link, instead of what the comparison says."""
     tunes: tuple[Range, ...] = ()
@@ -120,7 +122,9 @@ class Algorithm:
         """Train. The bench must be of this algorithm's genesis and charter."""
         setting = self.setting(setting)
         if self.kind == "decoupled":
-            return Decoupled(bench, setting, fails=self.fails, batches=self.batches).run(tell)
+            return Decoupled(
+                bench, setting, fails=self.fails, batches=self.batches, is_daily=self.is_daily
+            ).run(tell)
         if self.kind == "lockstep":
             assert self.lockstep is not None
             return Lockstep(bench, setting, self.lockstep).run(tell)
@@ -232,6 +236,16 @@ ALGORITHMS: dict[str, Algorithm] = {
         _decoupled("", "the project as it is"),
         _decoupled("-failing", "learners fail and come back", fails=True),
         _decoupled("-no-grace", "a merge waits for nobody", rounds={"grace_safety": 0.0}),
+        _decoupled(
+            "-all-four",
+            "a merge waits for four learners, and then for nobody",
+            rounds={"quorum": 4, "grace_safety": 0.0},
+        ),
+        _decoupled(
+            "-daily",
+            "every second learner is there for half of a day of 200 local steps",
+            is_daily=True,
+        ),
         _decoupled(
             "-mean",
             "mean instead of RDA, Nesterov 0.7 and 0.7",

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from node.machine.jobs import SetProgress
+from node.machine.jobs import FinishAsked, SetProgress
 from node.machine.moments import moments_numel
 from node.trainer.builtin import BuiltinTrainer
 from node.trainer.gain import Change, measure_gain
@@ -25,6 +25,7 @@ from node.trainer.objective import LossSum
 from node.trainer.text.reader import BlockReader, Pieces, SequenceSource, read_places
 from protocol import wire
 from protocol.errors import InternalError
+from protocol.machine import Note
 from protocol.merge_rules import RULES, MergeRules
 from protocol.messages import Gain, Message, SequencePlaces
 from protocol.numerics.codecs import F32
@@ -45,6 +46,9 @@ LEARNERS_START_S = 1.0
 
 SETTLE_S = 10.0
 """After the last local step: for the merges still on their way."""
+
+DAY_STEPS = 200
+"""Of a learner that is always there, in a day of those that come and go."""
 
 PATIENCE_FACTOR = 50.0
 """A run that takes so many times the work of its steps is stuck."""
@@ -242,7 +246,7 @@ class RealLearner(SimLearner):
             project,
             [run.syncer],
             number=number,
-            speed=run.setting.speed,
+            speed=run.setting.speed(number),
             backend=run.backend,
         )
         self.swarm = run
@@ -318,10 +322,12 @@ class Decoupled:
         *,
         fails: bool,
         batches: Sequence[int] = (),
+        is_daily: bool = False,
         rules: MergeRules = RULES,
     ) -> None:
         """batches: sequences in a local step of each learner, over and over; empty for as many as
-        the setting's steps were counted in."""
+        the setting's steps were counted in. is_daily: every second learner leaves for half of each
+        day."""
         self.bench, self.setting = bench, setting
         self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
@@ -349,7 +355,7 @@ class Decoupled:
         self.syncer.boot()
         for learner in self.learners:
             self.world.at(learner.starts_s, learner.boot)
-        self._fails = fails
+        self._fails, self._is_daily = fails, is_daily
 
     def learner(self, project: TinyProject, number: int) -> RealLearner:
         """The learner of that number."""
@@ -392,10 +398,31 @@ class Decoupled:
         """The first local step begins: the clock of the run and interruptions start."""
         self.allowance.first_s = time_s
         self.world.begin()
+        if self._is_daily:
+            self._live_by_day(time_s)
         if not self._fails:
             return
         for at_s, number in failures_until(self.setting, self.limit_s):
             self.world.at(time_s + at_s, partial(self._interrupt, self.learners[number]))
+
+    def _live_by_day(self, begun_s: float) -> None:
+        """Every second learner says goodbye for half of each day, one after the other."""
+        day_s = DAY_STEPS * self.setting.step_s
+        sometimes = self.learners[1::2]
+        for number, learner in enumerate(sometimes):
+            leaves_s = begun_s + day_s * (0.25 + 0.5 * number / len(sometimes))
+            self.world.at(leaves_s, partial(self._leave, learner, day_s))
+
+    def _leave(self, learner: RealLearner, day_s: float) -> None:
+        if learner.is_up:
+            learner.take(Note(FinishAsked()))
+        self.world.after(day_s / 2, partial(self._return, learner, day_s))
+
+    def _return(self, learner: RealLearner, day_s: float) -> None:
+        if learner.is_up:
+            learner.crash()
+        learner.revive()
+        self.world.after(day_s / 2, partial(self._leave, learner, day_s))
 
     def resume_others(self) -> None:
         """A local step was given back: whoever waits with text may take it."""

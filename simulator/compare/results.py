@@ -97,11 +97,15 @@ def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, settin
         charter.limits.heldout_sequences,
         setting,
     ]
+    if algorithm.asynchronous is not None:
+        facts += [algorithm.asynchronous, charter.rounds.local_steps]
     if algorithm.kind in ("lockstep", "decoupled"):
         facts += [genesis.fragments, genesis.strategy, charter.rounds.local_steps]
     if algorithm.kind == "decoupled":
         facts += [charter.outer, charter.rounds, charter.limits, charter.durability]
         facts += algorithm.batches
+        if algorithm.is_daily:
+            facts.append("daily")
     return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
 
 

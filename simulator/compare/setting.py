@@ -29,6 +29,8 @@ class Setting:
     steps: int = 1000
     """Local steps of each learner; together with batch and sequence length the token budget."""
     step_s: float = 1.0
+    slowness: tuple[float, ...] = ()
+    """Times `step_s`, of one learner after the other, over and over; empty where all are alike."""
     link_mbps: float = 1000.0
     latency_s: float = 0.03
     clock_parameters: int = 100_000_000
@@ -44,10 +46,10 @@ class Setting:
     restart_s: float = 26.0
     """Rigid data parallelism: from the learner's return until the job steps again."""
 
-    @property
-    def speed(self) -> SpeedModel:
-        """Of every learner."""
-        return SpeedModel(self.step_s, jitter=STEP_JITTER)
+    def speed(self, learner: int) -> SpeedModel:
+        """Of the learner of that number."""
+        factor = self.slowness[learner % len(self.slowness)] if self.slowness else 1.0
+        return SpeedModel(factor * self.step_s, jitter=STEP_JITTER)
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -97,7 +99,7 @@ class StepClock:
 
     def __init__(self, setting: Setting) -> None:
         self._speeds = [
-            Speed(setting.speed, random.Random(f"speed learner-{number} {setting.seed}"))
+            Speed(setting.speed(number), random.Random(f"speed learner-{number} {setting.seed}"))
             for number in range(setting.learners)
         ]
 

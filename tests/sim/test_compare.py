@@ -31,9 +31,12 @@ TOKENS = LEARNERS * STEPS * INNER.batch_sequences * SEQUENCE_TOKENS
 MERGING = [
     name
     for name, one in ALGORITHMS.items()
-    if int(one.rounds.get("local_steps", 0)) < STEPS and not one.batches
+    if int(one.rounds.get("local_steps", 0)) < STEPS
+    and int(one.rounds.get("quorum", 0)) <= LEARNERS
+    and not one.batches
 ]
-"""Those that merge more than once in so few steps, and whose batches divide the budget."""
+"""Those that merge more than once in so few steps of so few learners, and whose batches divide the
+budget."""
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,34 @@ def test_fedavg_after_every_step_of_sgd_is_data_parallel_sgd(project, monkeypatc
     moved = np.abs(found - bench.first[0]).max()
     assert moved > 0.01
     np.testing.assert_allclose(federated.theta[0], found, atol=1e-3 * moved)
+
+
+@pytest.mark.slow
+def test_learners_that_come_for_half_of_each_day_take_a_part_of_the_same_tokens(project):
+    setting = replace(SETTING, steps=240, learners=4)
+    genesis, charter, cache = project
+    tokens = 4 * setting.steps * INNER.batch_sequences * SEQUENCE_TOKENS
+    limits = msgspec.structs.replace(charter.limits, tokens=tokens)
+    charter = msgspec.structs.replace(charter, limits=limits)
+    run = Decoupled(open_bench(genesis, charter, cache), setting, fails=False, is_daily=True)
+    outcome = run.run(lambda share: None)
+    assert outcome.tokens == tokens
+    always = min(run.learners[0].tokens, run.learners[2].tokens)
+    sometimes = max(run.learners[1].tokens, run.learners[3].tokens)
+    assert 0.2 * always < sometimes < 0.8 * always
+    assert min(run.learners[1].life, run.learners[3].life) > 1
+
+
+@pytest.mark.slow
+def test_a_slow_learner_holds_up_data_parallelism_and_not_the_decoupled(project):
+    uneven = replace(SETTING, slowness=(1.0, 1.0, 3.0))
+    bench = bench_of(project, ALGORITHMS["decoupled"])
+    run = Decoupled(bench, uneven, fails=False)
+    outcome = run.run(lambda share: None)
+    fast, other, slow = (learner.tokens for learner in run.learners)
+    assert 2.5 * slow < min(fast, other)
+    assert outcome.virtual_wall_s < 1.6 * STEPS
+    assert outcome_of(project, ALGORITHMS["dp"], uneven).virtual_wall_s > 2.9 * STEPS
 
 
 @pytest.mark.slow
