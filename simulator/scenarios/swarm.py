@@ -148,11 +148,10 @@ def build_swarm(
     """Booted syncers, and one learner for each local-step time or speed, joining in turn.
 
     join_s: within this time, else one every half second. tape: of each life. batches: of each one.
-    world: theirs, of that seed; None for a plain one with that network.
+    world: theirs; None for a plain one.
     """
     world = world or World(seed, network)
-    names = ["syncer", *(f"syncer-{number}" for number in range(1, syncers))]
-    signers = [SimSigner(name) for name in names]
+    signers = [SimSigner(f"syncer-{number}" if number else "syncer") for number in range(syncers)]
     watching = [SimSigner(f"witness-{number}") for number in range(witnesses)]
     tiny = tiny_project(
         signers[0].key,
@@ -171,7 +170,7 @@ def build_swarm(
     )
     tensors, ledger, notices = backend or Backend(), Ledger(tiny.charter), dict[bytes, Notice]()
     make = partial(SimSyncer, world, tiny, observer=ledger.add, notices=notices, backend=tensors)
-    hosts = [make(one, name=name) for one, name in zip(signers, names, strict=True)]
+    hosts = [make(one, name=one.name) for one in signers]
     learners = [
         SimLearner(world, tiny, hosts, number=at, speed=one, backend=tensors, batch_sequences=batch)
         for at, (one, batch) in enumerate(zip_longest(speeds or map(SpeedModel, steps_s), batches))

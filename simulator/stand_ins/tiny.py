@@ -55,6 +55,7 @@ class SimSigner:
     """
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.key = hashlib.blake2b(name.encode(), digest_size=32).digest()
 
     def sign(self, message: bytes) -> bytes:

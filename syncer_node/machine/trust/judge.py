@@ -188,7 +188,7 @@ class Judge:
         """So many pushes the first merges of a fragment need; 0 where no more than later ones.
 
         Before that nothing says how long a push should be, or where it should point. Three have a
-        median, but two of them may be liars; so it is half of those who are here, up to as many as
+        median, but two of them may be liars; so it is half of all that are here, up to as many as
         tell what is usual, or as may be asked. participants_max: 0 for no bound.
         """
         fewest = self.rules.first_pushes
