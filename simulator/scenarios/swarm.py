@@ -176,11 +176,10 @@ def build_swarm(
         for at, (one, batch) in enumerate(zip_longest(speeds or map(SpeedModel, steps_s), batches))
     ]
     watch = partial(SimWitness, world, tiny, observer=ledger.add)
-    voters = [watch(one, name=f"witness-{at}") for at, one in enumerate(watching)]
     checks = SafetyChecker(world, ledger), ledger, RejoinChecker(world)
-    swarm = Swarm(world, hosts, learners, *checks, voters)
+    swarm = Swarm(world, hosts, learners, *checks, [watch(one, name=one.name) for one in watching])
     _record(swarm, tape, tensors)
-    _boot([*hosts, *voters], learners, join_s)
+    _boot([*hosts, *swarm.witnesses], learners, join_s)
     return swarm
 
 
