@@ -122,6 +122,10 @@ def run(
     tune_seeds: Annotated[
         int, choices.option("Seeds that a trial is the mean of.", choices.AtLeastOne)
     ] = 1,
+    tasks: Annotated[
+        bool,
+        choices.option("Also show how many questions the models answer right."),
+    ] = False,
     results: Annotated[
         Path, choices.option("Folder of finished runs; those in it are not done again.")
     ] = Path("comparison"),
@@ -149,6 +153,8 @@ def run(
     rows = rows_of(folder.runs[one.key] for one in plan)
     lines = summaries(rows)
     _show(console, lines)
+    if tasks:
+        _show_tasks(console, lines)
     return write_rows(files, rows, lambda path: plots.compare(lines, path))
 
 
@@ -299,6 +305,24 @@ def _show(console: Console, lines: Sequence[Summary]) -> None:
             *([line.tuned] if is_tuned else []),
         )
     console.print(table)
+
+
+def _show_tasks(console: Console, lines: Sequence[Summary]) -> None:
+    """What the models answer right, and what a guess would."""
+    from simulator.compare.tasks import TASKS
+
+    table = Table(title="Right answers, %", title_justify="left", box=None, pad_edge=False)
+    table.add_column("algorithm", no_wrap=True)
+    for name in TASKS:
+        table.add_column(name, justify="right")
+    for line in lines:
+        told: list[float | None] = [getattr(line, name) for name in TASKS]
+        shares = ["" if score is None else f"{100 * score:.1f}" for score in told]
+        table.add_row(line.algorithm, *shares)
+    table.add_row("a guess", *(f"{100 * task.chance:.1f}" for task in TASKS.values()))
+    console.print(table)
+    for name, task in TASKS.items():
+        console.print(f"{name}: {task.says}", style="dim")
 
 
 def _check_parents(*files: Path | None) -> None:

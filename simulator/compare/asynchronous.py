@@ -155,8 +155,10 @@ class Asynchronous:
             self.now_s, _, event = heapq.heappop(self._events)
             event()
             tell(1.0 - sum(self.left) / steps)
+        made = [self.top.server.theta]
         return Outcome(
-            eval_loss=self.bench.heldout_loss(self.loops[0], [self.top.server.theta]),
+            eval_loss=self.bench.heldout_loss(self.loops[0], made),
+            tasks=self.bench.task_scores(self.loops[0], made),
             tokens=sum(loop.tokens_total for loop in self.loops),
             bytes=self.bytes,
             virtual_wall_s=self.now_s,

@@ -23,6 +23,7 @@ from node.trainer.text.reader import BlockReader, Sequences
 from protocol.fragments import Layout
 from protocol.numerics.codecs import F32, flush
 from protocol.project import Charter, Genesis, InnerSpec, ModelSpec
+from simulator.compare.tasks import scores
 
 
 @dataclass(slots=True)
@@ -78,6 +79,16 @@ class Bench:
         """Nats per token on held-out text of the model with these fragments."""
         values = np.concatenate(list(fragments))
         return loop.evaluate(self.heldout, layout=self.layout, values=values)
+
+    def task_scores(
+        self, loop: InnerLoop[BuiltinTrainer], fragments: Sequence[F32]
+    ) -> dict[str, float]:
+        """Of each task, the share of questions that the model with these fragments has right; none
+        where its tokens are no bytes."""
+        if self.genesis.data.tokenizer != "bytes":
+            return {}
+        with loop.other(self.layout, np.concatenate(list(fragments))) as trainer:
+            return scores(trainer.model, self.heldout)
 
 
 def open_bench(genesis: Genesis, charter: Charter, cache: Path) -> Bench:

@@ -91,6 +91,7 @@ class DataParallel:
         fragments = FragmentView(self.loop.trainer.model, self.bench.layout).copies()
         return Outcome(
             eval_loss=self.bench.heldout_loss(self.loop, fragments),
+            tasks=self.bench.task_scores(self.loop, fragments),
             tokens=self.loop.tokens_total,
             bytes=self.bytes,
             virtual_wall_s=self.now_s,

@@ -388,6 +388,7 @@ class Decoupled:
         wall_s = max([trained_s, *merged]) - allowance.first_s
         return Outcome(
             eval_loss=self._loss(),
+            tasks=self.bench.task_scores(self.bench.loop(), self.weights()),
             tokens=sum(learner.tokens for learner in self.learners),
             bytes=world.bytes,
             virtual_wall_s=wall_s,

@@ -112,6 +112,7 @@ class Lockstep:
         self._land(steps + self.spec.overlap_steps)
         return Outcome(
             eval_loss=self.bench.heldout_loss(self.loops[0], self.theta),
+            tasks=self.bench.task_scores(self.loops[0], self.theta),
             tokens=sum(loop.tokens_total for loop in self.loops),
             bytes=self.bytes,
             virtual_wall_s=self.now_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Tell = Callable[[float], None]
 """Takes the share of the run that is done, 0 to 1."""
@@ -23,3 +23,5 @@ class Outcome:
     """From the first local step until the result stands."""
     goodput: float
     """Share of all learners' virtual time in local steps that no interruption destroyed."""
+    tasks: dict[str, float] = field(default_factory=dict)
+    """Of questions of each kind (`simulator.compare.tasks`), the share that it answers right."""

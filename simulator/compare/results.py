@@ -22,6 +22,7 @@ from protocol.project import Charter, Genesis
 from simulator.compare.algorithms import BASELINE, Algorithm
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting
+from simulator.compare.tasks import TASKS
 from simulator.compare.tuning import summary
 
 RUNS_FILE = "runs.jsonl"
@@ -47,6 +48,11 @@ class Run(Struct, frozen=True, kw_only=True):
     """Those that tuning found, by key."""
     is_trial: bool = False
     """Whether it was run to find them."""
+    brackets: float | None = None
+    """This and the following: questions answered right (`simulator.compare.tasks`), a share."""
+    copying: float | None = None
+    induction: float | None = None
+    arithmetic: float | None = None
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -63,6 +69,11 @@ class Row(Struct, frozen=True, kw_only=True):
     goodput: float
     tuned: str = ""
     """The settings that tuning found, in words."""
+    brackets: float | None = None
+    """This and the following: questions answered right (`simulator.compare.tasks`), a share."""
+    copying: float | None = None
+    induction: float | None = None
+    arithmetic: float | None = None
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -81,6 +92,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     goodput: float
     tuned: str = ""
     """The settings that tuning found, in words."""
+    brackets: float | None = None
+    """This and the following: questions answered right (`simulator.compare.tasks`), a share."""
+    copying: float | None = None
+    induction: float | None = None
+    arithmetic: float | None = None
 
 
 def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, setting: Setting) -> str:
@@ -149,11 +165,12 @@ class Folder:
         is_trial: bool = False,
     ) -> Run:
         """Keep a finished run at once. settings: what was tuned."""
+        told = asdict(outcome)
         run = Run(
             algorithm=algorithm.name,
             seed=setting.seed,
             fingerprint=key,
-            **{**asdict(outcome), "eval_loss": _finite(outcome.eval_loss)},
+            **{**told.pop("tasks"), **told, "eval_loss": _finite(outcome.eval_loss)},
             seconds=round(seconds, 1),
             settings=dict(settings or {}),
             is_trial=is_trial,
@@ -190,6 +207,13 @@ def rows_of(runs: Iterable[Run]) -> list[Row]:
     ]
 
 
+def _mean_of(task: str, rows: Sequence[Row]) -> float | None:
+    """None where not all of them have it."""
+    told: list[float | None] = [getattr(row, task) for row in rows]
+    found = [score for score in told if score is not None]
+    return statistics.fmean(found) if len(found) == len(rows) else None
+
+
 def summaries(rows: Sequence[Row]) -> list[Summary]:
     """One line for each algorithm, in the order they first occur."""
     found = []
@@ -209,6 +233,7 @@ def summaries(rows: Sequence[Row]) -> list[Summary]:
                 virtual_wall_s=statistics.fmean(row.virtual_wall_s for row in own),
                 goodput=statistics.fmean(row.goodput for row in own),
                 tuned=own[0].tuned,
+                **{task: _mean_of(task, own) for task in TASKS},
             )
         )
     return found

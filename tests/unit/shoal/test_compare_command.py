@@ -17,6 +17,7 @@ from shoal.sim import trial_project
 from simulator.compare.algorithms import ALGORITHMS, Algorithm, chosen
 from simulator.compare.results import RUNS_FILE, Folder, Run, rows_of, summaries
 from simulator.compare.setting import Setting
+from simulator.compare.tasks import TASKS
 from tests.support.tiny_project import write_text
 
 COLUMNS = {
@@ -29,6 +30,7 @@ COLUMNS = {
     "virtual_wall_s",
     "goodput",
     "tuned",
+    *TASKS,
 }
 
 
@@ -78,7 +80,7 @@ def run_of(name: str, seed: int, loss: float) -> Run:
 
 def test_rows_table_and_files(tmp_path, project, capsys):
     out, sheet = tmp_path / "rows.json", tmp_path / "rows.csv"
-    wanted = ("decoupled", "dp", "--project", str(project), "--seeds", "2")
+    wanted = ("decoupled", "dp", "--project", str(project), "--seeds", "2", "--tasks")
     assert compare(tmp_path, *wanted, "--json", str(out), "--csv", str(sheet)) == 0
     rows = json.loads(out.read_text())
     assert [(row["algorithm"], row["seed"]) for row in rows] == [
@@ -93,7 +95,11 @@ def test_rows_table_and_files(tmp_path, project, capsys):
     assert rows[1]["ratio_to_dp"] == rows[3]["ratio_to_dp"] == 1.0
     with sheet.open() as handle:
         assert [row["algorithm"] for row in csv.DictReader(handle)] == 2 * ["decoupled", "dp"]
-    assert "held-out loss" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "held-out loss" in told
+    assert "Right answers, %" in told.partition("held-out loss")[2]
+    # A model of four local steps adds no better than a guess; brackets its text has none.
+    assert all(row["brackets"] is None and row["arithmetic"] < 0.4 for row in rows)
 
 
 def test_a_second_call_does_only_what_is_missing(tmp_path, project, capsys, monkeypatch):
