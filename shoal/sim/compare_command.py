@@ -89,6 +89,31 @@ class Cluster:
 
 AS_USUAL = Cluster()
 
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Trials:
+    """How each algorithm is tuned first."""
+
+    tune: Annotated[
+        int,
+        choices.option(
+            "Trials to tune each algorithm by, on seeds that are not among the results; 0: none.",
+            choices.NotNegative,
+        ),
+    ] = 0
+    tune_seeds: Annotated[
+        int, choices.option("Seeds that a trial is the mean of.", choices.AtLeastOne)
+    ] = 1
+
+    @property
+    def seeds(self) -> range:
+        """Of each trial."""
+        return range(TUNING_SEED, TUNING_SEED + self.tune_seeds)
+
+
+NO_TRIALS = Trials()
+
 TUNING_SEED = 1001
 """Trials have seeds from here on, results do not."""
 
@@ -112,16 +137,7 @@ def run(
             negative="",
         ),
     ] = (),
-    tune: Annotated[
-        int,
-        choices.option(
-            "Trials to tune each algorithm by, on seeds that are not among the results; 0: none.",
-            choices.NotNegative,
-        ),
-    ] = 0,
-    tune_seeds: Annotated[
-        int, choices.option("Seeds that a trial is the mean of.", choices.AtLeastOne)
-    ] = 1,
+    trials: Trials = NO_TRIALS,
     tasks: Annotated[
         bool,
         choices.option("Also show how many questions the models answer right."),
@@ -144,8 +160,8 @@ def run(
     _say_who_keeps(wanted, set, console)
     settings = [cluster.setting(one) for one in range(seed, seed + seeds)]
     found: dict[str, dict[str, float]] = {}
-    if tune:
-        tuning = Tuning(tune, [cluster.setting(TUNING_SEED + one) for one in range(tune_seeds)])
+    if trials.tune:
+        tuning = Tuning(trials.tune, [cluster.setting(one) for one in trials.seeds])
         found = {one.name: _tune(one, tuning, file, home, folder, console) for one in wanted}
         wanted = [one.tuned(found[one.name]) for one in wanted]
     plan = list(_plan(wanted, settings, file, home))
