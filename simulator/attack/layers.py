@@ -86,7 +86,7 @@ LAYERS: Mapping[str, Layer] = {
         rules=MergeRules(merges_compared=0),
     ),
     "beginning": Layer(
-        "the first merges of a fragment need pushes of half of the learners",
+        "the first merge of a fragment needs pushes of half of the learners",
         rules=MergeRules(first_pushes=0),
     ),
     "taking-back": Layer(

@@ -188,15 +188,16 @@ class Judge:
         """So many pushes the first merges of a fragment need; 0 where no more than later ones.
 
         Before that nothing says how long a push should be, or where it should point. Three have a
-        median, but two of them may be liars; so it is half of all that are here, up to as many as
-        tell what is usual, or as may be asked. participants_max: 0 for no bound.
+        median, but two of them may be liars'; so the very first needs half of all that are here, up
+        to as many as tell what is usual, or as may be asked. Only that one: whoever is here and
+        never hands in must hold up no more than that. participants_max: 0 for no bound.
         """
-        fewest = self.rules.first_pushes
-        if not self.is_judging or not fewest or len(self.members.sessions) <= fewest:
+        needed = self.rules.first_pushes
+        if not self.is_judging or not needed or len(self.members.sessions) <= needed:
             return 0
-        here = sum(1 for _ in self.members.live())
-        most = min(standing.MANY_PUSHES, participants_max or standing.MANY_PUSHES)
-        needed = max(fewest, min(most, here // 2))
+        if self.state.fragments[fragment].version == 0:
+            most = min(standing.MANY_PUSHES, participants_max or standing.MANY_PUSHES)
+            needed = max(needed, min(most, sum(1 for _ in self.members.live()) // 2))
         return 0 if len(self.state.norms[fragment]) >= needed else needed
 
     def _norms_of_others(self, current: Round) -> list[KnownNorm]:
