@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from node.machine.syncer_link import Link
-from protocol.project import LimitSpec
+from protocol.project import LimitSpec, OuterSpec
+from protocol.trace import FragmentCommitted
 from simulator.scenarios.swarm import build_swarm
 from tests.support.sybils import Sybil
 
@@ -30,3 +31,22 @@ def test_of_ten_newcomers_ten_are_welcomed_though_one_address_sends_270_keys():
     assert len(list(members.live())) == LEARNERS
     assert swarm.merges > 0
     swarm.check()
+
+
+@pytest.mark.slow
+def test_strangers_that_train_for_ever_hold_up_the_first_merges_only():
+    """A first merge waits for half of who is here, as long as its patience is; no later one does."""
+    trusted = OuterSpec(0.7, 0.5, 3.0, trust="earned")
+    quiet = build_swarm(1, steps_s=(0.5,) * 4, outer=trusted)
+    crowded = build_swarm(1, steps_s=(0.5,) * 4 + (1e6,) * 30, outer=trusted, join_s=5.0)
+    merges = []
+    for swarm in (quiet, crowded):
+        swarm.world.run(100.0)
+        former = swarm.merges
+        swarm.world.run(160.0)
+        merges.append(swarm.merges - former)
+        swarm.check()
+    patience_s = crowded.syncer.syncer.setup.charter.rounds.patience_s
+    begun = [at for at, _, fact in crowded.world.facts if isinstance(fact, FragmentCommitted)]
+    assert min(begun) > patience_s
+    assert merges[1] > 0.8 * merges[0] > 20
