@@ -35,7 +35,7 @@ def test_of_ten_newcomers_ten_are_welcomed_though_one_address_sends_270_keys():
 
 @pytest.mark.slow
 def test_strangers_that_train_for_ever_hold_up_the_first_merges_only():
-    """A first merge waits for half of who is here, as long as its patience is; no later one does."""
+    """A first merge waits for half of who is here until its patience ends; no later one does."""
     trusted = OuterSpec(0.7, 0.5, 3.0, trust="earned")
     quiet = build_swarm(1, steps_s=(0.5,) * 4, outer=trusted)
     crowded = build_swarm(1, steps_s=(0.5,) * 4 + (1e6,) * 30, outer=trusted, join_s=5.0)
