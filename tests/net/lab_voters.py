@@ -6,6 +6,7 @@ in mind, and has to be in every syncer's log at the end.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
@@ -23,6 +24,12 @@ OPEN_S = 900.0
 """A guard for seven processes that import at once on a busy machine."""
 
 STEPS_EVERY_S = 3.0
+
+
+def _unless_gone(source, target):
+    """A running daemon writes and removes files while somebody copies its folder."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 class Voters(LabSwarm):
@@ -64,7 +71,7 @@ class Voters(LabSwarm):
         """A syncer's key and disk, copied as they are, for another host."""
         shutil.copy(self.home.identity("syncer", node), self.home.identity("syncer", other))
         copy = self.home.syncer_store(self.project_id, other)
-        shutil.copytree(self.store(node), copy, dirs_exist_ok=True)
+        shutil.copytree(self.store(node), copy, copy_function=_unless_gone, dirs_exist_ok=True)
 
     def stop(self, node, number=signal.SIGSTOP):
         """A signal to the daemon alone: its network engine goes on, as in a machine that hangs."""
