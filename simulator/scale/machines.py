@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from node.machine.jobs import FinishAsked
+from protocol.errors import InternalError
 from protocol.machine import Note
 from protocol.numerics.payload_sizes import payload_bytes
 from protocol.project import CodecName, LimitSpec, RoundSpec
@@ -261,6 +262,8 @@ def borrowed(base: int, extra: int, share: float, *, seed: int, steps: int = LON
     def until(part: float) -> None:
         limit_s = world.now_s + 10 * steps
         world.run(limit_s, stop=lambda: state.tokens_merged - begun >= part * budget)
+        if state.tokens_merged - begun < part * budget:
+            raise InternalError(f"after {world.now_s:.0f} virtual seconds the swarm is stuck")
 
     until(share)
     for learner in swarm.learners[base:]:
