@@ -44,6 +44,8 @@ class Algorithm:
     strategy: FragmentStrategy | None = None
     is_daily: bool = False
     """Whether every second learner is there for half of each day only."""
+    rejoins_locally: bool = False
+    """Whether who comes back goes on from another's local weights and moments."""
     link_mbps: float | None = None
     """Of every link, instead of what the comparison says."""
     tunes: tuple[Range, ...] = ()
@@ -123,7 +125,12 @@ class Algorithm:
         setting = self.setting(setting)
         if self.kind == "decoupled":
             return Decoupled(
-                bench, setting, fails=self.fails, batches=self.batches, is_daily=self.is_daily
+                bench,
+                setting,
+                fails=self.fails,
+                batches=self.batches,
+                is_daily=self.is_daily,
+                rejoins_locally=self.rejoins_locally,
             ).run(tell)
         if self.kind == "lockstep":
             assert self.lockstep is not None
@@ -208,6 +215,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             fragments=1,
         ),
         Algorithm(
+            name="asynchronous-dynamic",
+            says="the same; a slow learner takes as many local steps fewer",
+            kind="asynchronous",
+            asynchronous=AsynchronousSpec(is_dynamic=True),
+            fragments=1,
+        ),
+        Algorithm(
             name="two-level",
             says="asynchronous in two regions, whose servers hand in to a global one",
             kind="asynchronous",
@@ -235,6 +249,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         _decoupled("", "the project as it is"),
         _decoupled("-failing", "learners fail and come back", fails=True),
+        _decoupled(
+            "-failing-local",
+            "who comes back goes on from another's local weights and moments, as published",
+            fails=True,
+            rejoins_locally=True,
+        ),
         _decoupled("-no-grace", "a merge waits for nobody", rounds={"grace_safety": 0.0}),
         _decoupled(
             "-all-four",

@@ -46,6 +46,8 @@ class AsynchronousSpec:
     """With 1 there is one server for all."""
     region_learning_rate: float = 1.0
     region_momentum: float = 0.0
+    is_dynamic: bool = False
+    """Whether a slow learner takes as many local steps fewer, so that all take as long."""
 
 
 @dataclass(slots=True)
@@ -113,13 +115,15 @@ class Asynchronous:
         self.bench, self.setting, self.spec = bench, setting, spec
         inner = bench.charter.inner
         self.local_steps = bench.charter.rounds.local_steps
-        blocks = -(-setting.steps * inner.batch_sequences // bench.genesis.data.block_sequences)
+        self.budget = self.left = setting.steps * setting.learners
+        """Local steps of all together; who is fast takes more of them."""
+        # Each place holds enough for all, since nobody knows how many a learner will take.
+        blocks = -(-self.budget * inner.batch_sequences // bench.genesis.data.block_sequences)
+        share = -(-blocks // setting.learners)
         self.loops: list[InnerLoop[BuiltinTrainer]] = [
-            bench.loop(bench.reader(at * blocks, blocks), inner) for at in range(setting.learners)
+            bench.loop(bench.reader(at * share, blocks), inner) for at in range(setting.learners)
         ]
         self.views = [FragmentView(loop.trainer.model, bench.layout) for loop in self.loops]
-        self.left = [setting.steps] * setting.learners
-        """Local steps of each learner."""
         self.clock = StepClock(setting)
         self.now_s = self.work_s = 0.0
         self.bytes = 0
@@ -150,11 +154,10 @@ class Asynchronous:
     def run(self, tell: Tell) -> Outcome:
         for learner in range(self.setting.learners):
             self._at(0.0, partial(self._train, learner))
-        steps = self.setting.steps * self.setting.learners
         while self._events:
             self.now_s, _, event = heapq.heappop(self._events)
             event()
-            tell(1.0 - sum(self.left) / steps)
+            tell(1.0 - self.left / self.budget)
         made = [self.top.server.theta]
         return Outcome(
             eval_loss=self.bench.heldout_loss(self.loops[0], made),
@@ -178,20 +181,28 @@ class Asynchronous:
     def _train(self, learner: int) -> None:
         """H local steps from the model that just came."""
         place, loop = self.places[learner], self.loops[learner]
+        if self.left == 0:
+            self._stop(place)
+            return
         base = place.server.theta
         self.views[learner].write(0, base)
-        steps = min(self.local_steps, self.left[learner])
-        whole = self.setting.steps * self.setting.learners
         seconds = 0.0
-        for _ in range(steps):
-            loop.progress = 1.0 - sum(self.left) / whole
+        for _ in range(min(self._steps_of(learner), self.left)):
+            loop.progress = 1.0 - self.left / self.budget
             loop.step()
-            self.left[learner] -= 1
+            self.left -= 1
             seconds += self.clock.step([learner])[0]
         self.work_s += seconds
         local = np.empty_like(base)
         self.views[learner].read(0, local)
         self._at(self.now_s + seconds, partial(self._send, learner, base - local))
+
+    def _steps_of(self, learner: int) -> int:
+        """Local steps between two of its displacements."""
+        if not self.spec.is_dynamic:
+            return self.local_steps
+        paces = [self.setting.speed(at).step_s for at in range(self.setting.learners)]
+        return max(1, round(self.local_steps * min(paces) / paces[learner]))
 
     def _send(self, learner: int, moved: F32) -> None:
         arrives_s = self._sent(self.places[learner].line, "in")
@@ -200,10 +211,17 @@ class Asynchronous:
     def _merge(self, learner: int, moved: F32) -> None:
         place = self.places[learner]
         place.server.take(moved)
-        if self.left[learner] > 0:
+        if self.left > 0:
             self._at(self._sent(place.line, "out"), partial(self._train, learner))
         else:
-            place.training -= 1
+            self._stop(place)
+            return
+        if place.synced is not None:
+            self._hand_up(place)
+
+    def _stop(self, place: _Place) -> None:
+        """One of its learners is done."""
+        place.training -= 1
         if place.synced is not None:
             self._hand_up(place)
 

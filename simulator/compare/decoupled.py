@@ -259,7 +259,10 @@ class RealLearner(SimLearner):
         """In local steps, but for those that an interruption took with it."""
         self._handed_in = [0] * len(self.layout.fragments)
         """Of each fragment, the local step of this life's last push."""
+        self._unassigned = 0
+        """Fragments of the trainer of this life that have no weights yet."""
         self.on_capture.append(self._note_push)
+        self.on_assign.append(self._note_weights)
 
     @property
     def starts_s(self) -> float:
@@ -273,6 +276,31 @@ class RealLearner(SimLearner):
     def _note_push(self, host: SimLearner, fragment: int, *_: object) -> None:
         assert self.trainer is not None
         self._handed_in[fragment] = self.trainer.local_step
+
+    def _start_trainer(self) -> object:
+        self._unassigned = len(self.layout.fragments)
+        return super()._start_trainer()
+
+    def _note_weights(self, *_: object) -> None:
+        """Once a learner that came back has all weights, it takes another's, if the run says so."""
+        self._unassigned -= 1
+        if self._unassigned == 0 and self.life > 1 and self.swarm.rejoins_locally:
+            self._go_on_as_another()
+
+    def _go_on_as_another(self) -> None:
+        """With local weights and moments of the one that took most local steps in its life.
+
+        What that one has moved since its last merges is then in this one's next displacements too.
+        """
+        others = [one for one in self.swarm.learners if one is not self and one.is_up]
+        trained = [one.trainer for one in others if one.trainer and one.trainer.local_step]
+        if not trained or self.trainer is None:
+            return
+        donor = max(trained, key=lambda one: one.local_step)
+        for fragment, values in enumerate(donor.theta):
+            if values is not None:
+                self.trainer.theta[fragment] = values
+        self.trainer.moments = donor.moments
 
     def look_for_work(self) -> None:
         """Take a local step if one is left."""
@@ -323,11 +351,12 @@ class Decoupled:
         fails: bool,
         batches: Sequence[int] = (),
         is_daily: bool = False,
+        rejoins_locally: bool = False,
         rules: MergeRules = RULES,
     ) -> None:
         """batches: sequences in a local step of each learner, over and over; empty for as many as
         the setting's steps were counted in. is_daily: every second learner leaves for half of each
-        day."""
+        day. rejoins_locally: who comes back goes on from another's local weights and moments."""
         self.bench, self.setting = bench, setting
         self.limit_s = PATIENCE_FACTOR * setting.steps * setting.step_s
         self.world = CountingWorld(setting, bench.layout.parameters)
@@ -356,6 +385,7 @@ class Decoupled:
         for learner in self.learners:
             self.world.at(learner.starts_s, learner.boot)
         self._fails, self._is_daily = fails, is_daily
+        self.rejoins_locally = rejoins_locally
 
     def learner(self, project: TinyProject, number: int) -> RealLearner:
         """The learner of that number."""

@@ -89,10 +89,35 @@ def test_what_the_global_model_moved_is_what_all_displacements_add_up_to(
     spec = replace(PLAIN, regions=regions)
     run, loss = ran(bench, SETTING, spec)
     lowest = [moved for server, moved in taken if regions == 1 or server is not run.top.server]
-    assert len(lowest) == 4 * 4  # 6, 6, 6 and 2 local steps of each.
+    assert len(lowest) == 14  # 13 of six local steps, and one of the two that are left.
     moved = np.sum(lowest, axis=0) / SETTING.learners
     np.testing.assert_allclose(bench.first[0] - run.top.server.theta, moved, atol=1e-5)
     assert loss < bench.heldout_loss(bench.loop(), bench.first) - 0.1
+
+
+@pytest.mark.slow
+def test_slow_learners_take_fewer_local_steps_where_these_are_dynamic(bench, monkeypatch):
+    taken: dict[int, int] = {}
+
+    def stop_there(run: Asynchronous, learner: int, moved: np.ndarray) -> None:
+        taken[learner] = run.loops[learner].tokens_total
+
+    monkeypatch.setattr(Asynchronous, "_send", stop_there)
+    slow = replace(SETTING, slowness=(1.0, 1.0, 2.0, 4.0))
+    spec = ALGORITHMS["asynchronous-dynamic"].asynchronous
+    of_a_step = INNER.batch_sequences * SEQUENCE_TOKENS
+    Asynchronous(bench, slow, spec).run(lambda share: None)
+    assert [taken[at] / of_a_step for at in range(4)] == [6, 6, 3, 2]
+    Asynchronous(bench, slow, PLAIN).run(lambda share: None)
+    assert [taken[at] / of_a_step for at in range(4)] == [6, 6, 6, 6]
+
+
+@pytest.mark.slow
+def test_who_is_fast_takes_more_of_the_budget(bench):
+    slow = replace(SETTING, slowness=(1.0, 1.0, 4.0, 4.0))
+    run, _ = ran(bench, slow, PLAIN)
+    fast, other, slower, slowest = (loop.tokens_total for loop in run.loops)
+    assert fast + other > 2 * (slower + slowest)
 
 
 @pytest.mark.slow
@@ -103,6 +128,6 @@ def test_a_slow_link_is_waited_for_and_regions_wait_for_their_own_only(bench):
     walls = [
         Asynchronous(bench, slow, one).run(lambda share: None).virtual_wall_s for one in (spec, two)
     ]
-    # 400 MB each way and learner over one line of 12.5 MB/s, four times.
-    assert walls[0] > 4 * 4 * 32
+    # 400 MB for each of 14 displacements over one line of 12.5 MB/s.
+    assert walls[0] > 14 * 32
     assert walls[1] < walls[0] / 2

@@ -20,6 +20,7 @@ from simulator.compare.decoupled import Decoupled
 from simulator.compare.lockstep import Lockstep, LockstepSpec
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting, failures_until
+from simulator.hosts.learner import SimLearner
 from tests.support.choices import first
 from tests.support.tiny_project import INNER, SEQUENCE_TOKENS, tiny_charter, tiny_genesis
 
@@ -90,6 +91,28 @@ def test_learners_with_batches_of_their_own_share_the_same_tokens(project):
     assert outcome.tokens == TOKENS
     small, other, large = (learner.tokens for learner in run.learners)
     assert 6 * (small + other) < 2 * large < 10 * (small + other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rejoins_locally", [False, True])
+def test_who_comes_back_begins_from_the_global_value_or_from_anothers_local_one(
+    project, rejoins_locally
+):
+    bench = bench_of(project, ALGORITHMS["decoupled-failing"])
+    run = Decoupled(bench, SETTING, fails=True, rejoins_locally=rejoins_locally)
+    seasoned: list[bool] = []
+
+    def look(host: SimLearner, fragment: int) -> None:
+        if host.life > 1 and host.trainer is not None and host.trainer.local_step == 0:
+            seasoned.append(any(values.any() for values in host.trainer.moments))
+
+    for learner in run.learners:
+        learner.on_assign.append(look)
+    outcome = run.run(lambda share: None)
+    assert outcome.tokens == TOKENS
+    # Another's weights and moments are there with the last fragment, before the first local step.
+    assert seasoned
+    assert any(seasoned) == rejoins_locally
 
 
 @pytest.mark.slow
