@@ -236,7 +236,8 @@ def _tune(
     """The best settings of so many trials; those in the folder are not done again."""
     from simulator.compare.tuning import Search, summary
 
-    search = Search(algorithm.ranges, tuning.trials)
+    _, charter = trial_project.sign(file, tuning.settings[0], home)
+    search = Search(algorithm.ranges, tuning.trials, algorithm.untuned(charter))
     with run_progress.bars(console, tuning.trials * len(tuning.settings)) as watch:
         for point in search:
             settings = search.settings(point)

@@ -61,6 +61,18 @@ class Algorithm:
             return (*INNER_RANGES, *outer_ranges(part))
         return INNER_RANGES
 
+    def untuned(self, charter: Charter) -> dict[str, float]:
+        """What it has without a tuning, by keys of `ranges`."""
+        charter = self.charter(charter)
+        parts = {
+            "inner": charter.inner,
+            "outer": charter.outer,
+            "lockstep": self.lockstep,
+            "asynchronous": self.asynchronous,
+        }
+        keys = [one.key.partition(".") for one in self.ranges]
+        return {f"{part}.{name}": float(getattr(parts[part], name)) for part, _, name in keys}
+
     def tuned(self, settings: Mapping[str, float]) -> Algorithm:
         """The same with these values, by keys of `ranges`."""
         parts = ("inner", "outer", "lockstep", "asynchronous")

@@ -1,9 +1,10 @@
 """Tuning that is fair by construction: as many trials for every algorithm, over declared ranges.
 
-The first half of the trials spreads over the ranges (a Halton sequence), the second half goes from
-the best one outwards, one setting at a time, in steps that halve once none of them helps. A best
-trial at the edge of a range is no optimum: the search may leave the range there. Nothing is drawn,
-so a search that is interrupted, or given more trials, goes on where it was.
+The first trial is what the project and the algorithm have. With it the first half of the trials
+spreads over the ranges (a Halton sequence); the second half goes from the best one outwards, one
+setting at a time, in steps that halve once none of them helps. A best trial at the edge of a range
+is no optimum: the search may leave the range there. Nothing is drawn, so a search that is
+interrupted, or given more trials, goes on where it was.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ class Range:
         rounded = float(f"{found:.3g}")
         return float(f"{1.0 - rounded:.6g}") if self.is_rest else rounded
 
+    def place(self, value: float) -> float:
+        """Where this value is. InternalError for a value that no place has."""
+        distance = 1.0 - value if self.is_rest else value
+        if distance <= 0.0:
+            raise InternalError(f"{self.key} = {value} lies nowhere in its range")
+        return math.log(distance / self.low) / math.log(self.high / self.low)
+
     def exists(self, place: float) -> bool:
         """Whether there is a value there: memories lie between 0 and 1."""
         return not self.is_rest or self.low * (self.high / self.low) ** place <= 1.0
@@ -62,6 +70,8 @@ class Search:
 
     ranges: Sequence[Range]
     trials: int
+    first: Mapping[str, float] = field(default_factory=dict)
+    """By key: what is tried first. Empty to begin with the spread."""
     losses: dict[Point, float] = field(default_factory=dict)
     """Of the trials that are done; infinite for one that diverged."""
 
@@ -72,7 +82,9 @@ class Search:
     def __iter__(self) -> Iterator[Point]:
         """The places to try, each asked for once the former's loss is told."""
         spread = max(1, math.ceil(SPREAD_FRAC * self.trials))
-        for number in range(1, min(spread, self.trials) + 1):
+        if self.first:
+            yield tuple(one.place(self.first[one.key]) for one in self.ranges)
+        for number in range(1, spread + 1 - bool(self.first)):
             yield tuple(_halton(number, base) for base in PRIMES[: len(self.ranges)])
         yield from self._outwards()
 

@@ -139,6 +139,7 @@ def test_every_algorithm_is_tuned_by_as_many_trials_on_seeds_that_are_not_report
         own = [run for run in trials if run.algorithm == name]
         best = min(own, key=lambda run: run.eval_loss)
         assert all(len(run.settings) == count for run in own)
+        assert own[0].settings["inner.beta1"] == 0.7, "as the project has it"
         assert f"{name}: {rows[name]['tuned']} is the best of 3 trials" in said
         (final,) = (run for run in runs if run.algorithm == name and not run.is_trial)
         assert (final.settings, final.seed) == (best.settings, 1)

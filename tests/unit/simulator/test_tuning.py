@@ -81,6 +81,20 @@ def test_a_trial_that_diverged_is_never_the_best():
     assert search.losses[search.best] == 2.0
 
 
+def test_what_there_was_is_tried_first_and_counts_as_a_trial():
+    had = {"inner.learning_rate": 0.004, "outer.momentum": 0.0}
+    search = Search([RATE, MEMORY], 6, had)
+    points = []
+    for point in search:
+        points.append(point)
+        search.tell(point, bowl(learning_rate=0.004, momentum=0.0)(search.settings(point)))
+    assert search.settings(points[0]) == had
+    assert len(points) == 6
+    assert search.best == points[0]
+    with pytest.raises(InternalError):
+        MEMORY.place(1.0)
+
+
 def test_settings_are_such_as_people_type():
     assert Search([RATE, MEMORY], 1).settings((0.3, 0.3)) == {
         "inner.learning_rate": 0.00398,
