@@ -278,7 +278,7 @@ def _do(
     folder.add(
         one.algorithm,
         one.setting,
-        one.key,
+        bench,
         outcome,
         took_s,
         settings=settings,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shoal.sim.attack_grid import AttackRow
     from simulator.compare.results import Summary
+    from simulator.compare.trend import Place
     from simulator.scale.bandwidth import Need
     from simulator.scale.goodput import Cell
     from simulator.scale.heterogeneous import Setting
@@ -133,6 +134,33 @@ def compare(lines: Sequence[Summary], path: Path) -> None:
     panel.set_xscale("log")
     panel.set_xlabel("virtual seconds")
     panel.set_ylabel("held-out loss, nats per token")
+    figure.set_size_inches(9.0, 4.8)
+    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    figure.savefig(path, format=_format(path))
+
+
+def trend(places: Sequence[Place], path: Path) -> None:
+    """Distance to data parallelism over tokens per parameter: a line for each algorithm, size and
+    batch. Raises OSError."""
+    figure, (panel,) = _canvas(1)
+    known = [one for one in places if one.ratio_to_dp is not None and one.algorithm != "dp"]
+    lines = list(dict.fromkeys((one.algorithm, one.parameters, one.batch_tokens) for one in known))
+    for at, line in enumerate(lines):
+        mine = [one for one in known if (one.algorithm, one.parameters, one.batch_tokens) == line]
+        algorithm, parameters, batch = line
+        panel.errorbar(
+            [one.tokens / one.parameters for one in mine],
+            [100 * ((one.ratio_to_dp or 1.0) - 1) for one in mine],
+            [100 * one.ratio_spread for one in mine],
+            fmt="os^D"[at // len(COLOURS) % 4] + "-",
+            capsize=3,
+            color=COLOURS[at % len(COLOURS)],
+            label=f"{algorithm}, {parameters / 1e6:.2g} M, {batch:,} tokens a step",
+        )
+    panel.axhline(0.0, color="black", lw=0.8, ls=":")
+    panel.set_xscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set(xlabel="tokens per parameter", ylabel="held-out loss, to data parallelism (%)")
     figure.set_size_inches(9.0, 4.8)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False)
     figure.savefig(path, format=_format(path))

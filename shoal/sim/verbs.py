@@ -29,6 +29,8 @@ VERBS: Final = (
      "List the scenarios that are built in."),
     ("sweep", "run_command:sweep",
      "Run many seeds under faults; exit code 1, and how to see each again, if a promise breaks."),
+    ("trend", "trend_command:run",
+     "What `compare` found so far, by size of the model and by tokens. Runs nothing."),
 )  # fmt: skip
 
 sim_app = area("sim")

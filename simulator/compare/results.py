@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from protocol import decoders
 from protocol.errors import UserError
 from protocol.project import Charter, Genesis
 from simulator.compare.algorithms import BASELINE, Algorithm
+from simulator.compare.bench import Bench
 from simulator.compare.outcome import Outcome
 from simulator.compare.setting import Setting
 from simulator.compare.tasks import TASKS
@@ -53,6 +54,15 @@ class Run(Struct, frozen=True, kw_only=True):
     copying: float | None = None
     induction: float | None = None
     arithmetic: float | None = None
+    parameters: int = 0
+    """Of the model. Runs of former versions do not tell this and the following."""
+    batch_tokens: int = 0
+    """In a local step of each learner."""
+    learners: int = 0
+    steps: int = 0
+    """Local steps of each learner: the budget."""
+    recipe: str = ""
+    """The fingerprint but for the seed."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -122,6 +132,8 @@ def fingerprint(algorithm: Algorithm, genesis: Genesis, charter: Charter, settin
         facts += algorithm.batches
         if algorithm.is_daily:
             facts.append("daily")
+        if algorithm.rejoins_locally:
+            facts.append("rejoins locally")
     return blake3(msgspec.msgpack.encode(facts)).hexdigest()[:16]
 
 
@@ -157,7 +169,7 @@ class Folder:
         self,
         algorithm: Algorithm,
         setting: Setting,
-        key: str,
+        bench: Bench,
         outcome: Outcome,
         seconds: float,
         *,
@@ -166,10 +178,17 @@ class Folder:
     ) -> Run:
         """Keep a finished run at once. settings: what was tuned."""
         told = asdict(outcome)
+        genesis, charter = bench.genesis, bench.charter
+        key = fingerprint(algorithm, genesis, charter, setting)
         run = Run(
             algorithm=algorithm.name,
             seed=setting.seed,
             fingerprint=key,
+            recipe=fingerprint(algorithm, genesis, charter, replace(setting, seed=0)),
+            parameters=bench.layout.parameters,
+            batch_tokens=charter.inner.batch_sequences * bench.sequence_tokens,
+            learners=setting.learners,
+            steps=setting.steps,
             **{**told.pop("tasks"), **told, "eval_loss": _finite(outcome.eval_loss)},
             seconds=round(seconds, 1),
             settings=dict(settings or {}),

@@ -238,3 +238,21 @@ def test_what_a_change_does_not_reach_is_said(
     said = capsys.readouterr().out
     assert "--set outer.momentum changes nothing in: dp, decoupled-mean" in said
     assert "training.beta1" not in said
+
+
+def test_the_trend_is_of_what_was_run(tmp_path, project, capsys):
+    sizes = ("--project", str(project), "--seeds", "2")
+    assert compare(tmp_path, "dp", "fedavg", "decoupled", *sizes) == 0
+    out, plot = tmp_path / "trend.json", tmp_path / "trend.svg"
+    capsys.readouterr()
+    where = ["sim", "trend", str(tmp_path / "runs")]
+    assert main([*where, "--only", "decoupled", "--json", str(out), "--plot", str(plot)]) == 0
+    dp, decoupled = json.loads(out.read_text())
+    assert (dp["algorithm"], decoupled["algorithm"]) == ("dp", "decoupled")
+    assert (decoupled["steps"], decoupled["learners"], decoupled["seeds"]) == (4, 2, 2)
+    assert decoupled["tokens"] == 2 * 4 * 2 * 16
+    assert decoupled["parameters"] > 1000
+    assert f"{100 * (decoupled['ratio_to_dp'] - 1):+.1f} ±" in capsys.readouterr().out
+    assert "data parallelism" in plot.read_text()
+    assert main(["sim", "trend", str(tmp_path)]) == 2
+    assert "no folder of results" in capsys.readouterr().err

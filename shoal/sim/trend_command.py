@@ -1,0 +1,73 @@
+"""`shoal sim trend`: what comparisons found so far, by size of the model and by tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from protocol.errors import UserError
+from shoal.common import choices
+from shoal.sim import plots
+from shoal.sim.scale import write_rows
+
+if TYPE_CHECKING:
+    from simulator.compare.trend import Place
+
+
+def run(
+    folders: Annotated[
+        tuple[Path, ...],
+        Parameter(help="Folders of results; `comparison` by default.", negative=""),
+    ] = (),
+    *,
+    only: Annotated[
+        tuple[str, ...],
+        choices.several("This algorithm, beside data parallelism; repeatable. All by default."),
+    ] = (),
+    files: choices.Files = choices.TERMINAL_ONLY,
+) -> int:
+    """Shows the distance to data parallelism of everything that was run."""
+    from simulator.compare.results import RUNS_FILE, Folder
+    from simulator.compare.trend import places
+
+    folders = folders or (Path("comparison"),)
+    for folder in folders:
+        if not (folder / RUNS_FILE).exists():
+            raise UserError(f"{folder} is no folder of results: it has no {RUNS_FILE}.")
+    runs = [run for folder in folders for run in Folder(folder).runs.values()]
+    found = places(run for run in runs if not only or run.algorithm in ("dp", *only))
+    if not found:
+        raise UserError(
+            "There are no runs there that tell the size of their model. `shoal sim compare"
+            " --results FOLDER` makes them; those of former versions do not tell it."
+        )
+    _show(found)
+    return write_rows(files, found, lambda path: plots.trend(found, path))
+
+
+def _show(found: Sequence[Place]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("parameters", "tokens", "per parameter", "tokens a step"):
+        table.add_column(name, justify="right")
+    table.add_column("algorithm", no_wrap=True)
+    for name in ("seeds", "held-out loss", "to dp"):
+        table.add_column(name, justify="right")
+    for one in found:
+        spread = f" ± {100 * one.ratio_spread:.1f}" if one.seeds > 1 else ""
+        ratio = "" if one.ratio_to_dp is None else f"{100 * (one.ratio_to_dp - 1):+.1f}{spread} %"
+        table.add_row(
+            f"{one.parameters / 1e6:.2f} M",
+            f"{one.tokens / 1e6:.1f} M",
+            f"{one.tokens / one.parameters:.1f}",
+            f"{one.batch_tokens:,}",
+            one.algorithm,
+            str(one.seeds),
+            f"{one.eval_loss:.4f}",
+            "" if one.algorithm == "dp" else ratio,
+        )
+    Console().print(table)

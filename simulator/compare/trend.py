@@ -1,0 +1,85 @@
+"""How far each algorithm is from data parallelism, by size of the model and by tokens.
+
+Runs of one size, batch and budget are compared with each other. Where an algorithm was run there
+with several settings, those count that have the lowest mean loss, of those with the most seeds: so
+it is for data parallelism too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from msgspec import Struct
+
+from simulator.compare.algorithms import BASELINE
+from simulator.compare.results import Run
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """One algorithm at one size, batch and budget."""
+
+    algorithm: str
+    parameters: int
+    batch_tokens: int
+    """In a local step of each learner."""
+    learners: int
+    steps: int
+    """Local steps of each learner: the budget."""
+    tokens: int
+    """Of all learners together."""
+    seeds: int
+    eval_loss: float
+    ratio_to_dp: float | None
+    """Mean over paired seeds; None where data parallelism was not run."""
+    ratio_spread: float
+    """Standard deviation over them; 0 for one."""
+
+
+def places(runs: Iterable[Run]) -> list[Place]:
+    """By size, batch, learners and budget; data parallelism first in each. Trials do not count."""
+    known = sorted((run for run in runs if run.parameters and not run.is_trial), key=_where)
+    found = []
+    for _, here in groupby(known, key=_where):
+        by_name: dict[str, list[Run]] = {}
+        for run in here:
+            by_name.setdefault(run.algorithm, []).append(run)
+        names = sorted(by_name, key=lambda name: name != BASELINE)
+        base = _best(by_name[BASELINE]) if BASELINE in by_name else []
+        found += [_place(_best(by_name[name]), base) for name in names]
+    return found
+
+
+def _where(run: Run) -> tuple[int, int, int, int]:
+    return run.parameters, run.batch_tokens, run.learners, run.steps
+
+
+def _best(runs: Sequence[Run]) -> list[Run]:
+    """The runs of the settings that are best."""
+    by_recipe: dict[str, list[Run]] = {}
+    for run in runs:
+        by_recipe.setdefault(run.recipe, []).append(run)
+    return min(by_recipe.values(), key=lambda own: (-len(own), _mean(own)))
+
+
+def _mean(runs: Sequence[Run]) -> float:
+    return statistics.fmean(run.eval_loss for run in runs)
+
+
+def _place(runs: Sequence[Run], base: Sequence[Run]) -> Place:
+    losses = {run.seed: run.eval_loss for run in base}
+    ratios = [run.eval_loss / losses[run.seed] for run in runs if run.seed in losses]
+    one = runs[0]
+    return Place(
+        algorithm=one.algorithm,
+        parameters=one.parameters,
+        batch_tokens=one.batch_tokens,
+        learners=one.learners,
+        steps=one.steps,
+        tokens=one.learners * one.steps * one.batch_tokens,
+        seeds=len(runs),
+        eval_loss=_mean(runs),
+        ratio_to_dp=statistics.fmean(ratios) if ratios else None,
+        ratio_spread=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
+    )
