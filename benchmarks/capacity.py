@@ -51,6 +51,10 @@ QUIET_S = 1800.0
 """For making weights of any size."""
 
 LEARNERS_PER_PROCESS = 64
+VARIANTS = 8
+"""Payloads of each fragment; of a larger model fewer, `VARIANTS_BYTES` in all at most."""
+
+VARIANTS_BYTES = 1 << 30
 SIZES = {"10m": (256, 10), "100m": (768, 11), "1b": (2048, 15)}
 """Width and depth of Llama models of about so many parameters, over a vocabulary of bytes."""
 
@@ -189,15 +193,22 @@ class Prepared:
         (self.root / "done").touch()
 
     def _make_payloads(self, signed: Path) -> None:
-        """Int4 displacements of noise, each with the length of its fragment."""
+        """Int4 displacements of noise, each with the length of its fragment.
+
+        Half of the noise is common to the variants of a fragment, and half is each one's own.
+        """
         genesis = read_signed(signed).genesis
         layout = build_layout(genesis.model.tensors, genesis.strategy, genesis.fragments)
         rng = np.random.default_rng(1)
         longest = max(fragment.numel for fragment in layout.fragments)
-        noise = rng.standard_normal(longest, dtype=np.float32) * np.float32(1e-3)
+        common, own = rng.standard_normal((2, longest), dtype=np.float32) * np.float32(1e-3)
+        whole = sum(fragment.numel for fragment in layout.fragments)
+        variants = max(2, min(VARIANTS, 2 * VARIANTS_BYTES // whole))
         for at, fragment in enumerate(layout.fragments):
-            values = np.roll(noise, -at * 128)[: fragment.numel]
-            (self.payloads / f"{at}.bin").write_bytes(codecs.encode("int4", values.copy()))
+            for variant in range(variants):
+                values = np.roll(common, -at * 128) + np.roll(own, -(at + 31 * variant) * 128)
+                payload = codecs.encode("int4", values[: fragment.numel].copy())
+                (self.payloads / f"{at}-{variant}.bin").write_bytes(payload)
 
     @contextlib.contextmanager
     def syncer(self, folder: Path) -> Iterator[Syncer]:

@@ -5,7 +5,8 @@
 Each has a key, a network engine and the machine of a real learner daemon, on the real transport:
 sessions, leases, heartbeats, signed pushes and their payloads are what a syncer always gets. In
 place of the trainer there is a clock: a local step every so many seconds. In place of tensors there
-are a few prepared payloads, one for each fragment, which every learner hands in again and again.
+are a few prepared payloads of each fragment, which learners hand in by turns: they have half of
+their length in common, as honest pushes do, or a syncer would take them for copies of each other.
 Weights are never fetched; merged payloads are, with `--download`, and then thrown away: the outer
 step that would follow is the learner's own business.
 
@@ -88,17 +89,23 @@ def tell(kind: str, **words: object) -> None:
 
 
 class Payloads:
-    """A prepared payload of each fragment, mapped into memory: processes share its pages."""
+    """Prepared payloads of each fragment, mapped into memory: processes share its pages."""
 
-    def __init__(self, folder: Path, fragments: int) -> None:
+    def __init__(self, folder: Path) -> None:
+        """folder: holds FRAGMENT-VARIANT.bin, as many variants of each fragment."""
         self.by_digest: dict[bytes, memoryview] = {}
-        self.digests: list[bytes] = []
-        for fragment in range(fragments):
-            with (folder / f"{fragment}.bin").open("rb") as file:
+        self.digests: dict[int, list[bytes]] = {}
+        for place in sorted(folder.glob("*.bin")):
+            with place.open("rb") as file:
                 held = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             digest = blake3(held).digest()
             self.by_digest[digest] = held
-            self.digests.append(digest)
+            self.digests.setdefault(int(place.stem.partition("-")[0]), []).append(digest)
+
+    def pick(self, fragment: int, turn: int) -> bytes:
+        """The digest of one of the fragment's; another one with each turn."""
+        known = self.digests[fragment]
+        return known[turn % len(known)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +164,8 @@ class Learner:
     def __init__(
         self, home: Path, link: JoinLink, payloads: Payloads, manner: Manner, observe: bool
     ) -> None:
-        self.name = home.name
+        """home: is named by the number of the learner."""
+        self.name, self.turn = home.name, int(home.name)
         self.identity = keystore.load_or_create(home / "key")
         self.link, self.payloads, self.manner = link, payloads, manner
         self.is_observer = observe
@@ -302,13 +310,12 @@ class Learner:
         self._trouble(f"{short(peer)}: {error}")
 
     def _capture(self, fragment: int) -> jobs.Captured:
-        digest = self.payloads.digests[fragment]
+        base = self._based[fragment]
+        digest = self.payloads.pick(fragment, self.turn + base)
         size = len(self.payloads.by_digest[digest])
         self.counts["pushes"] += 1
         clock = self.clock
-        return jobs.Captured(
-            self._based[fragment], digest, size, clock.local_step, clock.tokens, clock.cursor
-        )
+        return jobs.Captured(base, digest, size, clock.local_step, clock.tokens, clock.cursor)
 
     def _act(self, action: object) -> None:
         match action:
@@ -338,7 +345,7 @@ async def serve(chosen: argparse.Namespace) -> None:
         async with closed:
             await learner.transport.close()
 
-    payloads = Payloads(chosen.payloads, len(list(chosen.payloads.glob("*.bin"))))
+    payloads = Payloads(chosen.payloads)
     for at in range(chosen.count):
         home = chosen.home / f"{chosen.first + at}"
         home.mkdir(parents=True, exist_ok=True)
@@ -368,7 +375,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--link", required=True)
     parser.add_argument("--home", type=Path, required=True, help="a folder for keys")
-    parser.add_argument("--payloads", type=Path, required=True, help="holds 0.bin, 1.bin, ...")
+    parser.add_argument("--payloads", type=Path, required=True, help="holds 0-0.bin, 0-1.bin, ...")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--step-s", type=float, default=0.25)

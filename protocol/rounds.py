@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.messages import PushHeader
+from protocol.peers.membership import Session
 from protocol.project import CodecName, RoundSpec
 from protocol.quorum import GraceWindow, effective_quorum
 
@@ -119,14 +120,16 @@ class Round:
         asked = [one for one in own if one.is_trusted]
         return sum(ticket.state is not PullState.FAILED for ticket in asked)
 
-    def trusted_of(self, able: Collection[bytes], mute: Collection[bytes]) -> int | None:
+    def trusted_of(self, able: Collection[Session], mute: Collection[bytes]) -> int | None:
         """How many of these learners may yet be in the quorum; None if all have a say in it.
 
         mute: those that have none now. Who was asked keeps what it had then, or a round would wait
         for a push of a learner that was established meanwhile. Where some have no say, nor does it
         wait for pushes that failed, or that an earlier round asked for.
         """
-        tickets = [(peer, self.tickets.get(peer)) for peer in able]
+        if not mute and all(one.is_trusted for one in self.tickets.values()):
+            return None
+        tickets = [(session.peer, self.tickets.get(session.peer)) for session in able]
         having = [one for peer, one in tickets if (one.is_trusted if one else peer not in mute)]
         if len(having) == len(tickets):
             return None
@@ -197,7 +200,10 @@ class Round:
         return effective_quorum(quorum, self.live, waited_s, self.spec.patience_s)
 
     def look(self, now_s: float, *, live: int, window: GraceWindow, slowest_step_s: float) -> str:
-        """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`."""
+        """What to do now: `wait`, `quorum` (just reached, grace begins), `close` or `abandon`.
+
+        slowest_step_s: of those asked; what it is matters while the round is open.
+        """
         assert self.is_collecting
         self.live = live
         is_pending = self.is_waiting(now_s)

@@ -158,7 +158,8 @@ def after(
     The means are those of a line through all pushes by least squares: one of which little can be
     expected says little. repeat: 0 where it is not known, as of a learner's first pushes.
     """
-    good, could = standing.good + (trust >= DOUBTED_BELOW), max(EXPECTED_MIN, expected)
+    good = standing.good + (trust >= DOUBTED_BELOW)
+    could = expected if expected > EXPECTED_MIN else EXPECTED_MIN
     old, new = DIRECTION_KEPT, 1.0 - DIRECTION_KEPT
     repeats, compared = standing.repeats, standing.compared
     if repeat:

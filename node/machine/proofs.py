@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol import wire
-from protocol.log.records import Body, FragmentMerged, Record
+from protocol.log.records import Body, FragmentMerged, Record, record_hash
 from protocol.log.state import FragmentState, SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
 
@@ -18,6 +18,12 @@ Versions = tuple[int, ...]
 """Of each fragment."""
 
 FORMERS_MAX = 8
+
+BASE_EVERY = 16
+"""Merges between two summaries of the state: one takes longer than a merge, and as much memory."""
+
+RECORDS_MAX = 4096
+"""Records kept behind a summary; of more, no former state is proven any more."""
 
 
 def _versions(fragments: Sequence[FragmentState]) -> Versions:
@@ -34,28 +40,48 @@ class ProvenState:
     summary: SwarmSummary
 
 
+@dataclass(frozen=True, slots=True)
+class FormerState:
+    """A `ProvenState` of which the summary is put together once somebody asks."""
+
+    index: int
+    versions: Versions
+    head: CertifiedRecord
+    origins: list[CertifiedRecord]
+
+
 @dataclass(slots=True)
 class Proofs:
     """The head of the log, and where each fragment's newest version comes from."""
 
     head: CertifiedRecord | None = None
-    formers: list[ProvenState] = field(default_factory=list)
+    formers: list[FormerState] = field(default_factory=list)
     """States before merges whose payloads are not all here yet, oldest first.
 
     A merge whose payload nobody fetched is lost with the syncer's disk, and with it every state
     behind it: what can be gone on from is the one before.
     """
     _origins: dict[int, CertifiedRecord] = field(default_factory=dict)
+    _base: SwarmSummary | None = None
+    """The state before or at the oldest former one."""
+    _merges: int = 0
+    """Since the base."""
+    _behind: list[CertifiedRecord] = field(default_factory=list)
+    """Records behind the base, up to the newest former state at least."""
 
     def start(self, origins: list[CertifiedRecord]) -> None:
         """Begin with an index; its head is proven by the first record that follows."""
         self.head = None
-        self.formers.clear()
+        self._begin_anew()
         self._origins = {wire.decode(one.record, Record).index: one for one in origins}
 
     def add(self, entry: CertifiedRecord, index: int, state: SwarmState) -> None:
         """Keep the next entry, and forget what it made obsolete."""
         self.head = entry
+        if self._base is not None and len(self.formers) < FORMERS_MAX:
+            self._behind.append(entry)
+            if len(self._behind) > RECORDS_MAX:
+                self._begin_anew()
         needed = {fragment.record_index for fragment in state.fragments}
         if index in needed:
             self._origins[index] = entry
@@ -65,26 +91,44 @@ class Proofs:
         """A record is about to be applied to this state, of which such weights are here."""
         if not isinstance(body, FragmentMerged):
             return
-        if held == _versions(state.fragments):
+        versions = _versions(state.fragments)
+        if held == versions:
+            if len(self.formers) >= FORMERS_MAX or self._merges >= BASE_EVERY:
+                self._begin_anew()
             self.formers.clear()
-        proven = self._proven(state)
-        if proven is not None and len(self.formers) < FORMERS_MAX:
-            self.formers.append(proven)
+        self._merges += 1
+        origins = self.origins(state)
+        if self.head is None or origins is None or len(self.formers) >= FORMERS_MAX:
+            return
+        if self._base is None:
+            self._base = state.summary()
+        self.formers.append(FormerState(state.index, versions, self.head, origins))
+
+    def _begin_anew(self) -> None:
+        """Nothing of before is proven any more."""
+        self.formers.clear()
+        self._behind.clear()
+        self._base, self._merges = None, 0
 
     def newest_held(self, state: SwarmState, held: Versions) -> ProvenState | None:
         """The newest state that can be proven and whose weights are all here; this one where there
         is none, as others may have the rest. None if it cannot be proven."""
         if held != _versions(state.fragments):
             for former in reversed(self.formers):
-                if held == _versions(former.summary.fragments):
-                    return former
-        return self._proven(state)
-
-    def _proven(self, state: SwarmState) -> ProvenState | None:
+                if held == former.versions:
+                    summary = self._summary_at(former.index, state.block_sequences)
+                    return ProvenState(former.head, former.origins, summary)
         origins = self.origins(state)
         if self.head is None or origins is None:
             return None
         return ProvenState(self.head, origins, state.summary())
+
+    def _summary_at(self, index: int, block_sequences: int) -> SwarmSummary:
+        """Folded once more from the base; every record was proven when it came."""
+        state = SwarmState.restore(self._base, block_sequences)
+        for entry in self._behind[: index - state.index]:
+            state.apply(wire.decode(entry.record, Record), record_hash(entry.record))
+        return state.summary()
 
     @property
     def newest(self) -> CertifiedRecord | None:

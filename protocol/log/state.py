@@ -167,6 +167,8 @@ class SwarmState:
     taken_back: dict[bytes, int] = field(default_factory=dict)
     """Learner -> tokens of it that are no progress of the run, summed over fragments; at most
     `TAKEN_BACK_MAX` learners."""
+    judgements: int = field(default=0, compare=False)
+    """Grows with every record that says how far somebody's pushes count; no part of the state."""
 
     @property
     def tokens(self) -> int:
@@ -411,6 +413,7 @@ class SwarmState:
 
     def _probed(self, probed: records.PushProbed, at_s: float) -> None:
         """What a probe says of a learner; the last of many may suspend it."""
+        self.judgements += 1
         account = opened(self.accounts, probed.learner)
         account.probes += 1
         account.findings = heard(
@@ -425,6 +428,7 @@ class SwarmState:
 
     def _reinstate(self, charter: Charter, former_revision: int) -> None:
         """Lift the suspensions that the owner lifted with this charter."""
+        self.judgements += 1
         for one in charter.reinstated:
             account = self.accounts.get(one.learner)
             if account is not None and one.revision > former_revision:
@@ -461,6 +465,7 @@ class SwarmState:
             raise MalformedMessage(f"version {merged.version} is not the next one")
         self.fragments[merged.fragment] = FragmentState(merged.version, merged.state, record.index)
         self._forget_charters()
+        self.judgements += 1
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
         accounts, hand_in = self.accounts, self.leases.hand_in

@@ -191,10 +191,9 @@ class Session:
         """
         return min(self.merged_rate_per_s, self.steps_per_s(now_s))
 
-    def due_s(self, fragment: int, steps: int, now_s: float) -> float:
-        """When it should have so many local steps on a fragment, at the rate that it has proven."""
-        rate = self.proven_steps_per_s(now_s)
-        return self._began_s(fragment) + steps / rate if rate > 0 else now_s
+    def due_s(self, fragment: int, steps: int, rate: float) -> float:
+        """When it should have so many local steps on a fragment. rate: per second, above 0."""
+        return self._began_s(fragment) + steps / rate
 
     def _began_s(self, fragment: int) -> float:
         """When it began with what it hands in next for this fragment."""
@@ -244,7 +243,7 @@ class Membership:
 
     sessions: dict[bytes, Session] = field(default_factory=dict)
     changes: int = 0
-    """Grows when a session begins or is forgotten."""
+    """Grows when a session begins or is forgotten, or says that its text is another one."""
     claims: dict[bytes, dict[int, float]] = field(default_factory=dict)
     """By key and fragment, until when the time of a learner is used up by local steps that counted,
     whichever of its sessions they came from."""
@@ -285,6 +284,12 @@ class Membership:
             self.sessions.clear()
             self.sessions.update(ordered)
         return session
+
+    def hear(self, session: Session, beat: Heartbeat, now_s: float) -> None:
+        """Take a heartbeat of one of them."""
+        had_other_text = session.beat is not None and session.beat.has_other_text
+        session.hear(beat, now_s)
+        self.changes += beat.has_other_text != had_other_text
 
     def live(self) -> Iterator[Session]:
         """Connected sessions, in key order."""

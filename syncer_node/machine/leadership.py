@@ -476,7 +476,7 @@ class Leadership:
     def _dispatch(self, session: Session, message: messages.Message) -> None:
         match message:
             case messages.Heartbeat():
-                session.hear(message, self._now_s)
+                self.members.hear(session, message, self._now_s)
                 if message.state == "finishing":
                     self.receipts.on_leaving(session, self.setup, self._now_s)
             case messages.Push(envelope):

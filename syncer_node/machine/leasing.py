@@ -154,5 +154,7 @@ class Leasing:
             min(blocks, self.limits.lease_blocks),
             now_s,
             held=total(self.state.leases.held.get(session.key, ()), self.state.block_sequences),
-            seen={one.peer: self._seen(one, now_s) for one in self.members.training()},
+            seen={}
+            if self.supply.knows_others(session.peer)
+            else {one.peer: self._seen(one, now_s) for one in self.members.training()},
         )

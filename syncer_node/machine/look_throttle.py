@@ -20,9 +20,9 @@ BEATS_LOOK_S_MAX = 0.02
 """Heartbeats come often; because of their news rounds are looked at no more often than the one for
 each learner, or than the other. A few learners that are all ready so hardly wait for a timer."""
 
-PUSHES_LOOK_S = 3e-5
-"""... and because of pushes no more often than this for each learner: about twenty times what a
-look takes, and with a thousand learners a thirtieth of a second."""
+PUSHES_LOOK_S = 1e-4
+"""... and because of either no more often than this for each learner: about thirty times what a
+look takes. A thousand learners so wait for the next pull for a tenth of a second at most."""
 
 FEW = 16
 """Learners whose pushes are looked at one by one."""
@@ -35,7 +35,7 @@ def look_s(event: Event, leadership: Leadership | None, *, looked_s: float, now_
             session = leadership.members.sessions.get(peer) if leadership is not None else None
             is_news = session is None or session.is_news
             learners = len(leadership.members.sessions) if leadership is not None else 0
-            pause_s = min(BEATS_LOOK_S * learners, BEATS_LOOK_S_MAX)
+            pause_s = min(BEATS_LOOK_S * learners, max(BEATS_LOOK_S_MAX, PUSHES_LOOK_S * learners))
             return looked_s + pause_s if is_news else math.inf
         case Received(_, Push()) | JobDone(_, PushFetched()):
             learners = len(leadership.members.sessions) if leadership is not None else 0

@@ -44,6 +44,24 @@ def _most_steps(fragment: int, version: int, needed: int, live: list[Session]) -
 
 
 @dataclass(slots=True)
+class _Rates:
+    """Proven local steps per second, at least `RATE_MIN` each."""
+
+    ready: list[float] = field(default_factory=list)
+    """Of learners that are ready."""
+    awaited: list[float] = field(default_factory=list)
+    """Of the others that are awaited."""
+    has_proven: bool = False
+    """Whether anything of anybody who is awaited was merged, ready or not."""
+
+    @property
+    def share(self) -> float:
+        """What the ready ones have of the rate of all, ready or awaited."""
+        part = math.fsum(self.ready)
+        return part / (part + math.fsum(self.awaited)) if part else 0.0
+
+
+@dataclass(slots=True)
 class Pace:
     """Local-step credit of each session, and why the next round does not open yet."""
 
@@ -85,10 +103,8 @@ class Pace:
             self._words, self.waiting_since_s = "no learner is training", None
             return False
         needed = self.needed(fragment, version)
-        ready = [session for session in live if self._is_ready(session, fragment, version, needed)]
-        awaited = [one for one in live if self._is_awaited(one, fragment, needed, now_s)]
-        share = _rate_share(ready, awaited, now_s)
-        if share < self.spec.pace_share and not self._is_over(ready, awaited, now_s):
+        found = self._look_at(live, fragment, version, now_s)
+        if found.share < self.spec.pace_share and not self._is_over(found, now_s):
             self._behind = (fragment, version, needed, live)
             self.waiting_since_s = None
             return False
@@ -97,8 +113,8 @@ class Pace:
             self.waiting_since_s = now_s
         waited_s = now_s - self.waiting_since_s
         quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
-        if len(ready) < quorum:
-            self._words = f"{len(ready)} of {quorum} learners ready, {len(live)} alive"
+        if len(found.ready) < quorum:
+            self._words = f"{len(found.ready)} of {quorum} learners ready, {len(live)} alive"
             return False
         self._words, self.waiting_since_s = "", None
         return True
@@ -126,12 +142,29 @@ class Pace:
         ends = [since_s + self.spec.patience_s for since_s in waits if since_s is not None]
         return min((end_s for end_s in ends if end_s > now_s), default=None)
 
-    def _is_ready(self, session: Session, fragment: int, version: int, needed: int) -> bool:
-        """Whether it has credit, and the local steps."""
-        beat = session.beat
-        if beat is None or beat.local_step < self._due(session.key, beat.local_step):
-            return False
-        return session.steps_on(fragment, version) >= needed
+    def _look_at(self, live: list[Session], fragment: int, version: int, now_s: float) -> _Rates:
+        """Who is ready, and the rates of them and of whoever is awaited.
+
+        One loop over all learners, which a syncer takes several times a second. Ready is who has
+        credit and the local steps. Awaited is who does not let the time pass in which it would be
+        ready: one that claims to train and never has anything to hand in must not hold up others.
+        """
+        needed, patience_s, found = self.needed(fragment, version), self.spec.patience_s, _Rates()
+        for session in live:
+            beat, rate = session.beat, session.proven_steps_per_s(now_s)
+            is_ready = (
+                beat is not None
+                and beat.local_step >= self._due(session.key, beat.local_step)
+                and session.steps_on(fragment, version) >= needed
+            )
+            if is_ready:
+                found.ready.append(max(RATE_MIN, rate))
+            if rate > 0 and now_s > session.due_s(fragment, needed, rate) + patience_s:
+                continue
+            found.has_proven = found.has_proven or rate > 0
+            if not is_ready:
+                found.awaited.append(max(RATE_MIN, rate))
+        return found
 
     def _due(self, key: tuple[bytes, int], done: int) -> float:
         """The local step from which it has credit.
@@ -144,31 +177,14 @@ class Pace:
             due = self.next_step[key] = float(done + self.spec.local_steps)
         return due
 
-    def _is_awaited(self, session: Session, fragment: int, needed: int, now_s: float) -> bool:
-        """Whether rounds wait for it: not once it lets the time pass in which it would be ready.
-
-        One that claims to train and never has anything to hand in must not hold up the others.
-        """
-        return now_s <= session.due_s(fragment, needed, now_s) + self.spec.patience_s
-
-    def _is_over(self, ready: list[Session], awaited: list[Session], now_s: float) -> bool:
+    def _is_over(self, found: _Rates, now_s: float) -> bool:
         """Whether patience with learners of whom nothing was merged yet has run out.
 
         While no work is proven, all of them count alike, also those who only say that they train.
         """
-        if not ready or any(session.proven_steps_per_s(now_s) > 0 for session in awaited):
+        if not found.ready or found.has_proven:
             self.unproven_since_s = None
             return False
         if self.unproven_since_s is None:
             self.unproven_since_s = now_s
         return now_s >= self.unproven_since_s + self.spec.patience_s
-
-
-def _rate_share(ready: list[Session], awaited: list[Session], now_s: float) -> float:
-    """The share that those who are ready have in the proven rate of all who are awaited."""
-    part = math.fsum(max(RATE_MIN, session.proven_steps_per_s(now_s)) for session in ready)
-    if not part:
-        return 0.0
-    known = {session.key for session in ready}
-    rest = (one for one in awaited if one.key not in known)
-    return part / (part + math.fsum(max(RATE_MIN, one.proven_steps_per_s(now_s)) for one in rest))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as replace_fields
@@ -202,10 +202,16 @@ class Rounds:
             ticket = current.tickets.get(peer)
             if ticket is not None and ticket.round == number:
                 return current, ticket
-        for (_, asked), ticket in self.stragglers.items():
-            if asked == peer and ticket.round == number:
+        for ticket in self._stragglers_of(peer):
+            if ticket.round == number:
                 return None, ticket
         return None, None
+
+    def _stragglers_of(self, peer: bytes) -> Iterator[PullTicket]:
+        """Found by fragment: with hundreds of learners there may be thousands of others'."""
+        if self.stragglers:
+            places = ((fragment, peer) for fragment in range(len(self.numels)))
+            yield from (self.stragglers[place] for place in places if place in self.stragglers)
 
     def _answer_again(self, session: Session, header: PushHeader) -> None:
         """A push that was handed in before: a learner asks what became of it.
@@ -361,8 +367,7 @@ class Rounds:
     def on_gone(self, peer: bytes) -> None:
         """A learner left: nobody waits for it."""
         collecting = [one.tickets.get(peer) for one in self.rounds.values() if one.is_collecting]
-        late = [ticket for (_, asked), ticket in self.stragglers.items() if asked == peer]
-        for ticket in [*collecting, *late]:
+        for ticket in [*collecting, *self._stragglers_of(peer)]:
             if ticket is not None and ticket.state is PullState.ASKED:
                 ticket.state = PullState.FAILED
 
@@ -412,11 +417,8 @@ class Rounds:
     def in_hand(self, session: tuple[bytes, int]) -> frozenset[int]:
         """Sequences of this session's pushes that are here and have no fate yet."""
         rounds = [(one.tickets.get(session[0]), one.is_collecting) for one in self.rounds.values()]
-        late = self.stragglers.items()
-        return unsettled(
-            [*rounds, *((ticket, True) for (_, peer), ticket in late if peer == session[0])],
-            session[1],
-        )
+        late = ((ticket, True) for ticket in self._stragglers_of(session[0]))
+        return unsettled([*rounds, *late], session[1])
 
     # What goes on.
 
@@ -430,8 +432,10 @@ class Rounds:
                 self._busy(now_s),
                 self.judge.without_say(),
             )
+            free = [session for session in able if session.peer not in taken]
             for current in collecting:
-                self._ask(current, able, taken, mute, now_s)
+                current.trusted = current.trusted_of(able, mute)
+                self._ask(current, free, taken, mute, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_to_open(now_s)
@@ -541,7 +545,9 @@ class Rounds:
         step_s = median_step_s(training, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
-        self._ask(current, able, self._busy(now_s), self.judge.without_say(), now_s)
+        mute = self.judge.without_say()
+        current.trusted = current.trusted_of(able, mute)
+        self._ask(current, able, self._busy(now_s), mute, now_s)
         self.effects.emit(
             RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
         )
@@ -559,7 +565,6 @@ class Rounds:
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
-        current.trusted = current.trusted_of([session.peer for session in able], mute)
         fit = [
             session
             for session in able
@@ -607,10 +612,12 @@ class Rounds:
 
     def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
         current.live = len(able)
-        if current.state is RoundState.OPEN and not current.is_ripe(now_s):
-            return
-        rates = (s.proven_steps_per_s(now_s) for s in able if s.peer in current.tickets)
-        slowest_step_s = max((1 / rate for rate in rates if rate > 0), default=0.0)
+        slowest_step_s = 0.0
+        if current.state is RoundState.OPEN:
+            if not current.is_ripe(now_s):
+                return
+            rates = (s.proven_steps_per_s(now_s) for s in able if s.peer in current.tickets)
+            slowest_step_s = max((1 / rate for rate in rates if rate > 0), default=0.0)
         verdict = current.look(
             now_s, live=len(able), window=self.window, slowest_step_s=slowest_step_s
         )

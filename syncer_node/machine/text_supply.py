@@ -9,6 +9,7 @@ one that becomes faster goes on while it proves so.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -89,10 +90,23 @@ class TextSupply:
     """The most that a local step reads."""
     block_sequences: int
     supplies: dict[bytes, Supply] = field(default_factory=dict)
+    _speeds: list[float] | None = None
+    """All that are known, lowest first; None once one may have changed. Many ask between two
+    merges, and each would sort them anew."""
 
     def proved(self, key: bytes, incarnation: int, read: int, now_s: float) -> None:
         """A push of this session that counted was merged. read: as `LeaseBook.read`."""
         self._of(key).proved(incarnation, read, now_s)
+        self._speeds = None
+
+    def knows_others(self, key: bytes) -> bool:
+        """Whether so many others have proven their speed that `seen` does not matter for a key."""
+        return len(self._sorted()) - (self._of(key).speed is not None) >= OTHERS_MIN
+
+    def _sorted(self) -> list[float]:
+        if self._speeds is None:
+            self._speeds = sorted(s.speed for s in self.supplies.values() if s.speed is not None)
+        return self._speeds
 
     def rate(self, key: bytes, seen: Mapping[bytes, float]) -> float | None:
         """Sequences per second at which this key is leased text; None for no bound.
@@ -101,19 +115,16 @@ class TextSupply:
         that percentile while its own speed is not known. seen: sequences per second that
         heartbeats show of learners that train; they serve while others have proven nothing.
         """
-        own = self._of(key).speed
-        others = sorted(
-            one.speed
-            for other, one in self.supplies.items()
-            if one.speed is not None and other != key
-        )
-        factor = SWARM_FACTOR
-        if len(others) < OTHERS_MIN:
+        own, others, factor = self._of(key).speed, self._sorted(), SWARM_FACTOR
+        skipped = len(others) if own is None else bisect_left(others, own)
+        if not self.knows_others(key):
             others = sorted(speed for other, speed in seen.items() if speed > 0 and other != key)
-            factor = SEEN_FACTOR
-        if len(others) < OTHERS_MIN:
+            skipped, factor = len(others), SEEN_FACTOR
+        count = len(others) - (skipped < len(others))
+        if count < OTHERS_MIN:
             return None
-        fast = others[math.floor(FAST_QUANTILE * (len(others) - 1))]
+        at = math.floor(FAST_QUANTILE * (count - 1))
+        fast = others[at + (at >= skipped)]
         return factor * fast if own is None else max(OWN_FACTOR * own, fast)
 
     def blocks(
@@ -154,6 +165,7 @@ class TextSupply:
         for key, one in list(self.supplies.items()):
             if key not in here and (math.isinf(one.level) or now_s > one.filled_s + RESERVE_S):
                 del self.supplies[key]
+                self._speeds = None
 
     def _of(self, key: bytes) -> Supply:
         return self.supplies.setdefault(key, Supply())

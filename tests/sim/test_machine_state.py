@@ -59,7 +59,7 @@ GIVEN = {
         *("step_tokens", "sequence_tokens"),
     },
     "coverage": {"shape", "step_tokens", "step_tokens_max"},
-    "supply": {"local_steps", "step_sequences", "block_sequences"},
+    "supply": {"local_steps", "step_sequences", "block_sequences", "_speeds"},
     "receipts": {"_effects", "_state", "_members"},
     "evaluating": {"state", "members", "every", "checkpoint_every", "propose"},
     "restoring": {"effects", "state", "propose"},

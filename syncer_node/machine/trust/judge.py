@@ -39,7 +39,7 @@ class Judge:
     _odd_at: tuple[int, int, bool] | None = None
     _odd: set[bytes] = field(default_factory=set)
     _mute_at: tuple[int, int, bool] | None = None
-    """Record, changes of membership and rule for which `_mute` was found."""
+    """Judgements, changes of membership and rule for which `_mute` was found."""
     _mute: set[bytes] = field(default_factory=set)
 
     @property
@@ -139,22 +139,27 @@ class Judge:
         A syncer looks far more often than anything changes: with a thousand learners finding them
         takes milliseconds.
         """
-        known_at = (self.state.index, self.members.changes, self.is_judging)
+        known_at = self._known_at
         if self._mute_at != known_at:
             self._mute_at, self._mute = known_at, self.doubted() | self.new()
         return self._mute
 
+    @property
+    def _known_at(self) -> tuple[int, int, bool]:
+        """What is found anew once this changes. Most records lease text and judge nobody."""
+        return (self.state.judgements, self.members.changes, self.is_judging)
+
     def odd(self) -> set[bytes]:
-        """Learners that are here and should be looked at first: whose pushes count less than in
+        """Learners that train here and should be looked at first: whose pushes count less than in
         full, or of which nothing says whether they add anything, though others' pushes do."""
-        known_at = (self.state.index, self.members.changes, self.is_judging)
+        known_at = self._known_at
         if self._odd_at != known_at:
             trusts = self.trusts()
             odd = {peer for peer, trust in trusts.items() if trust < 1.0}
             odd |= self._unheard() if trusts else set()
-            self._odd_at = known_at
-            self._odd = {one.peer for one in self.members.training() if one.peer in odd}
-        return self._odd
+            self._odd_at, self._odd = known_at, odd
+        sessions = self.members.sessions
+        return {peer for peer in self._odd if peer in sessions and sessions[peer].is_training}
 
     def _unheard(self) -> set[bytes]:
         """Whose pushes were judged often, and never their novelty, as if they always lagged."""

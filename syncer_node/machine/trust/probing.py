@@ -150,8 +150,8 @@ class Probing:
     def _draw_prober(self, learner: bytes, now_s: float) -> Session | None:
         """Somebody of whom something was merged, who counts, evaluates and has time."""
         self.resting = {peer: until for peer, until in self.resting.items() if until > now_s}
-        mute = self.rounds.judge.doubted() | self.rounds.judge.new()
-        mute |= {one.prober for one in self.asked.values()}
+        # Found once for a merge: pushes come by hundreds, and where nobody can probe all are drawn.
+        mute = self.rounds.judge.without_say() | {one.prober for one in self.asked.values()}
         able = {
             session.peer: session
             for session in self.members.training()

@@ -128,3 +128,16 @@ def test_who_never_had_the_weights_proves_the_log():
     bench.say(STRANGER.key, AskState(project().project))
     held = bench.last(STRANGER.key, StateHeld)
     assert wire.decode(held.summary, SwarmSummary).global_step == 1
+
+
+def test_a_former_state_is_proven_as_it_was_however_long_ago_its_summary_was_made(asked):
+    for number in range(40):
+        asked.merge(number % 2)
+        asked.fetched(number % 2)
+    expected = wire.encode(asked.log.state.summary())
+    asked.merge(0)
+    asked.merge(1)
+    context = asked.machine.context
+    told = context.proofs.newest_held(context.state, asked.machine.fragment_sync.held)
+    assert told is not None
+    assert wire.encode(told.summary) == expected

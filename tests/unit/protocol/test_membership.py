@@ -50,7 +50,7 @@ def test_the_proven_rate_is_that_of_merged_steps_and_a_heartbeat_only_lowers_it(
     assert opened.proven_steps_per_s(20.0) == 0.0
     opened.merged(0, 40, 20.0)
     assert opened.proven_steps_per_s(20.0) == 4.0
-    assert opened.due_s(0, 8, 20.0) == 22.0
+    assert opened.due_s(0, 8, opened.proven_steps_per_s(20.0)) == 22.0
     opened.merged(0, 40, 40.0)
     assert opened.merged_rate_per_s == pytest.approx(4.0 + 0.2 * (2.0 - 4.0))
     assert opened.proven_steps_per_s(1020.0) == pytest.approx(3.0 / 1000.0)

@@ -230,6 +230,7 @@ def test_when_nobody_is_asked(why):
             swarm.accounts[one.key].standing = Standing(direction, 9)
         for one in (THREE, STRANGER):
             swarm.accounts[one.key].merges = 0
+        swarm.state.judgements += 1
     swarm.hand_in(ONE, steps=2 if why == "short" else 8)
     assert swarm.probe() == (None, None)
 
@@ -366,9 +367,10 @@ def test_what_a_suspended_learner_was_leased_is_leased_to_others():
 
 def test_text_that_it_asked_for_before_does_not_come_after():
     swarm = Swarm()
+    supply = swarm.seat.leasing.supply
     for one in ALL:
-        known = Supply(level=0.0, filled_s=swarm.now_s, speed=1.0)
-        swarm.seat.leasing.supply.supplies[one.key] = known
+        supply.supplies[one.key] = Supply(level=0.0, filled_s=swarm.now_s, speed=1.0)
+        supply.proved(one.key, 1, 0, swarm.now_s)
     swarm.say(THREE.key, LeaseRequest(8))
     assert swarm.seat.leasing.deadline_s() is not None  # It waits.
     swarm.suspend(THREE)

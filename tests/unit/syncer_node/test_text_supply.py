@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.messages import LeaseRequest
 from syncer_node.machine.text_supply import (
@@ -158,3 +162,24 @@ def test_a_request_beyond_the_rate_waits_and_is_granted():
     assert (TWO.key, 1) in leases.since_s
     bench.wait(bench.seat.leasing.deadline_s() - bench.now_s + 0.1)
     assert 0 < leases.unread(session) < 64
+
+
+@given(
+    speeds=st.dictionaries(
+        st.binary(min_size=1, max_size=1), st.sampled_from([1.0, 2.0, 3.0, 4.0])
+    ),
+    key=st.binary(min_size=1, max_size=1),
+)
+def test_a_rate_is_found_from_the_others_alone(speeds, key):
+    supply = TextSupply(H, STEP, BLOCK)
+    for other, speed in speeds.items():
+        reading(supply, other, speed)
+    others = sorted(speed for other, speed in speeds.items() if other != key)
+    assert supply.knows_others(key) == (len(others) >= 2)
+    if len(others) < 2:
+        assert supply.rate(key, {}) is None
+        return
+    fast = others[math.floor(0.9 * (len(others) - 1))]
+    own = speeds.get(key)
+    wanted = SWARM_FACTOR * fast if own is None else max(OWN_FACTOR * own, fast)
+    assert supply.rate(key, {}) == pytest.approx(wanted)
