@@ -54,6 +54,8 @@ from node.daemon.trainer_options import (
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
+from node.download.payload_donors import Giving
+from node.download.payload_fetcher import PayloadFetcher
 from node.download.shard_fetcher import NotHere
 from node.machine import jobs
 from node.machine.context import EpochStart, LearnerSetup
@@ -69,6 +71,7 @@ from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
 from protocol.errors import TransientError, UserError
 from protocol.fragments import build_layout
+from protocol.log.records import FragmentMerged
 from protocol.machine import Failed, Job, JobResult, Note, StopAsked
 from protocol.numerics.warm_up import warm_up
 from protocol.project import Genesis
@@ -214,6 +217,7 @@ class LearnerDaemon:
             feed=self.published.feed if self.published.fetcher is not None else None,
         )
         self.leader_fetcher = LeaderFetcher(self.locator, on_fault)
+        self.payload_fetcher = PayloadFetcher(transport, on_fault)
         self.fetcher = StateFetcher(
             transport,
             self.locator,
@@ -236,28 +240,36 @@ class LearnerDaemon:
         return begin_tape(options.tape, options.home, label, options.instance, self.on_fact)
 
     def _give(self, mbps: float) -> None:
-        """Serve what the blob store has; weights to joiners no faster than this."""
-        donated = TokenBucket(mbps * 1e6 / 8)
+        """Serve what the blob store has; weights and what was merged no faster than this."""
+        donated, giving = TokenBucket(mbps * 1e6 / 8), Giving(mbps * 1e6 / 8)
         self.transport.serve_blobs(
-            lambda _, digest: self._find_blob(digest),
+            lambda peer, digest: self._find_blob(peer, digest, giving),
             lambda _, digest: donated if self._is_weights(digest) else None,
         )
         self.transport.is_member = self._is_member
 
-    def _find_blob(self, digest: bytes) -> memoryview | None:
+    def _find_blob(self, peer: bytes, digest: bytes, giving: Giving) -> memoryview | None:
+        """What is asked for; None for what is not here, or not given just now."""
+        if self.bank.is_merged(digest) and not self._is_voter(peer):
+            payload = self.blob_store.get(digest)
+            may_give = payload is not None and giving.may_give(len(payload), time.monotonic())
+            return payload if may_give else None
         held = self.blob_store.get(digest) or self.pinned_files.find(digest)
         return held or self.held_base.find(digest) or self.published.find(digest)
 
     def _is_weights(self, digest: bytes) -> bool:
-        """Whether it is large: weights, pieces of a base model, shards of data."""
-        if self.blob_store.is_grouped(digest):
+        """Whether it is for other learners: weights and what was merged into them, pieces of a base
+        model, shards of data."""
+        if self.blob_store.is_grouped(digest) or self.bank.is_merged(digest):
             return True
         return (self.held_base.find(digest) or self.published.find(digest)) is not None
 
     def _is_member(self, key: bytes) -> bool:
-        context = self.machine.context
-        voters = context.charter.voters if context.charter is not None else ()
-        return context.state.has_merges(key) or any(voter.key == key for voter in voters)
+        return self.machine.context.state.has_merges(key) or self._is_voter(key)
+
+    def _is_voter(self, key: bytes) -> bool:
+        charter = self.machine.context.charter
+        return charter is not None and any(voter.key == key for voter in charter.voters)
 
     def _mapped(self) -> MappedArrays | None:
         """Where the owner of this machine wants weights in files."""
@@ -454,20 +466,28 @@ class LearnerDaemon:
         return captured
 
     async def _advance(self, job: jobs.Advance) -> JobResult:
-        """Fetch a merged payload, from the syncer first, and take the outer step."""
+        """Fetch a merged payload, and take the outer step."""
         merged = job.merged
+        here = self.machine.context.state.leases.learners
+        payload = await self.payload_fetcher.fetch(merged, here)
+        if payload is None:
+            payload = await self._payload_of_syncer(merged)
+        self.counts.payload_bytes += merged.payload_bytes
+        self.counts.payload_params += self._params(merged.fragment)
+        advance = partial(self.bank.advance, merged, bytes(payload))
+        await self.trainer.in_pool(advance)
+        self.fetcher.forget(merged.fragment)
+        return jobs.Advanced()
+
+    async def _payload_of_syncer(self, merged: FragmentMerged) -> memoryview:
+        """From the syncer, or whoever has it where the syncer does not give it."""
         wanted = [(merged.payload, merged.payload_bytes)]
         try:
             parts = await self.leader_fetcher.fetch(wanted)
         except TransientError:
             donors = await self.locator.donors_or_none()
             _, parts = await self.locator.fetch_from(donors, wanted, self.driver.fault)
-        self.counts.payload_bytes += merged.payload_bytes
-        self.counts.payload_params += self._params(merged.fragment)
-        advance = partial(self.bank.advance, merged, bytes(parts[0]))
-        await self.trainer.in_pool(advance)
-        self.fetcher.forget(merged.fragment)
-        return jobs.Advanced()
+        return parts[0]
 
     # Background.
 

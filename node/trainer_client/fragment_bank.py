@@ -298,5 +298,9 @@ class FragmentBank:
         if len(ring) > limits.PAYLOAD_RING:
             self.blob_store.drop(ring.popleft())
 
+    def is_merged(self, digest: Digest) -> bool:
+        """Whether this is a merged payload that others may fetch here."""
+        return any(digest in ring for ring in self._ring)
+
     def _forget_merged(self, fragment: int, sequence: int | None) -> PendingPush | None:
         return None if sequence is None else self._pending.pop((fragment, sequence), None)

@@ -105,6 +105,11 @@ class LeaseBook:
     changes: int = field(default=0, compare=False)
     """Grows with every lease and return; no part of the state."""
 
+    @property
+    def learners(self) -> frozenset[bytes]:
+        """Keys of all that have been leased text and did not leave: who is here, by the log."""
+        return frozenset(learner for learner, _ in self.since_s)
+
     def pick(self, blocks: int) -> tuple[Span, ...]:
         """The spans a new lease of so many blocks would take: given-back ones first."""
         picked: list[Span] = []

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from simulator.scale.goodput import Cell
     from simulator.scale.heterogeneous import Setting
     from simulator.scale.scavenge import Speedup
+    from simulator.scale.spread import Found
 
 COLOURS = ("#7f7f7f", "#d1495b", "#edae49", "#66a182", "#2e7dab", "#30475e", "#8d6a9f", "#111111")
 
@@ -85,6 +86,24 @@ def heterogeneous(rows: Sequence[Setting], path: Path) -> None:
     panel.set_xticks(list(places), [row.setting for row in rows])
     panel.set(ylabel="Share (%)", ylim=(0, 110))
     _save(figure, panel, path, is_beside=True, paper="paper's goodput")
+
+
+def spread(rows: Sequence[Found], path: Path) -> None:
+    """Copies of a payload by its syncer, and seconds until all have it, over the learners. Raises
+    OSError."""
+    figure, panels = _canvas(2)
+    ordered = sorted(rows, key=lambda row: row.learners)
+    counts = [row.learners for row in ordered]
+    panels[0].plot(counts, [row.copies for row in ordered], ".-", color="#2e7dab", label="sent")
+    panels[0].plot(counts, counts, "--", color="#7f7f7f", label="a copy for each")
+    panels[1].plot(counts, [row.last_s for row in ordered], ".-", color="#2e7dab")
+    panels[1].plot(counts, [row.alone_s for row in ordered], "--", color="#7f7f7f")
+    for panel, name in zip(panels, ("Copies by the syncer", "Seconds until all"), strict=True):
+        panel.set(xscale="log", yscale="log", xlabel="Learners", title=name)
+        panel.set_xticks(counts, [short(count) for count in counts])
+        panel.minorticks_off()
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, format=_format(path))
 
 
 def scavenge(rows: Sequence[Speedup], path: Path) -> None:

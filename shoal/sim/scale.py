@@ -166,7 +166,7 @@ def _print_cells(
     """One table over cluster sizes; rows without any value are left out."""
     has_paper = any(pair(row)[1] is not None for row in rows)
     chips = [plots.short(row.chips) for row in rows[:sizes]]
-    table = _table(f"{title}{' / paper' if has_paper else ''})", [""], chips)
+    table = table_of(f"{title}{' / paper' if has_paper else ''})", [""], chips)
     for at in range(0, len(rows), sizes):
         line = rows[at : at + sizes]
         name = line[0].method + (f" M={line[0].learners}" if line[0].learners > 1 else "")
@@ -210,7 +210,7 @@ def bandwidth(
         rows = _run_links(rows, link, seed)
     console = _console()
     shares = (f"{100 * share:g} %" for share in utilisation)
-    table = _table("Gb/s per learner by utilisation (model / paper)", ["method", "codec"], shares)
+    table = table_of("Gb/s per learner by utilisation (model / paper)", ["method", "codec"], shares)
     for at in range(0, len(rows), len(utilisation)):
         line = rows[at : at + len(utilisation)]
         table.add_row(line[0].method, line[0].codec, *(_need(row, link_gbps) for row in line))
@@ -255,7 +255,7 @@ def _run_links(rows: Sequence[links.Need], link: links.Link, seed: int) -> list[
 
 def _print_links(console: Console, rows: Sequence[links.Need]) -> None:
     title = "Merges made, % of those wanted (machines)"
-    table = _table(title, ["codec"], ["on such a link", "on one twice as fast"])
+    table = table_of(title, ["codec"], ["on such a link", "on one twice as fast"])
     for row in {row.codec: row for row in rows if row.machines_pace is not None}.values():
         pair = row.machines_pace, row.machines_pace_doubled
         table.add_row(row.codec, *(f"{100 * share:.0f}" for share in pair if share is not None))
@@ -281,7 +281,7 @@ def heterogeneous(
     if machines:
         rows = [_run_mix(row, mix, seed) for row in rows]
     console = _console()
-    table = _table(
+    table = table_of(
         None,
         [""],
         ["goodput, %\n(model / paper)", "learners in\na merge, %", "merge after,\nsteps"],
@@ -324,7 +324,7 @@ def _print_mix(console: Console, rows: Sequence[speeds.Setting]) -> None:
         "merge after,\nsteps",
         "local steps\nmerged, %",
     ]
-    table = _table("By the machines", [""], names)
+    table = table_of("By the machines", [""], names)
     for row in rows:
         shares = row.machines_goodput, row.machines_merged, row.machines_kept
         goodput, merged, kept = (f"{100 * share:.0f}" for share in shares if share is not None)
@@ -357,7 +357,7 @@ def scavenge(
         rows = _run_borrowing(rows, share, seed)
     console = _console()
     names = ["extra machines", "DP", "Decoupled", *(["by the\nmachines"] if machines else [])]
-    table = _table("Training time (model / paper)", [], names)
+    table = table_of("Training time (model / paper)", [], names)
     for row in rows:
         pairs = ((row.dp, row.paper_dp), (row.decoupled, row.paper_decoupled))
         shown = [
@@ -392,7 +392,7 @@ def _console() -> Console:
     return Console(width=WIDTH, highlight=False)
 
 
-def _table(title: str | None, names: Iterable[str], numbers: Iterable[str]) -> Table:
+def table_of(title: str | None, names: Iterable[str], numbers: Iterable[str]) -> Table:
     """An empty one with columns of words, then of numbers."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for name in names:

@@ -27,6 +27,8 @@ VERBS: Final = (
      "Training time with borrowed machines."),
     ("scenarios", "run_command:list_scenarios",
      "List the scenarios that are built in."),
+    ("spread", "spread_command:run",
+     "How merged payloads reach hundreds or thousands of learners: from each other."),
     ("sweep", "run_command:sweep",
      "Run many seeds under faults; exit code 1, and how to see each again, if a promise breaks."),
     ("trend", "trend_command:run",

@@ -26,6 +26,7 @@ from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
 from simulator.hosts.moments import Answer, SimMoments
 from simulator.hosts.parts import SimParts
+from simulator.hosts.payloads import SimPayloads
 from simulator.hosts.prober import SimProber
 from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
@@ -68,6 +69,7 @@ class SimLearner(Host):
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
         self.bank: FragmentBank
         self.fetcher: SimFetcher
+        self.payloads: SimPayloads
         self.trainer: TinyTrainer | None = None
         self.learner: LearnerMachine
         self.moments = SimMoments(self)
@@ -111,7 +113,7 @@ class SimLearner(Host):
         if self.tape is not None:
             self.recorder = TrainerTape(self.tape(self), self.life)
         self.moments = SimMoments(self, stall_s=self.moments.stall_s)
-        self.fetcher = SimFetcher(self)
+        self.fetcher, self.payloads = SimFetcher(self), SimPayloads(self)
         start = self.parts.begin_life()
         self.incarnation = self.life
         if start is not None and start.part is not None:
@@ -173,7 +175,7 @@ class SimLearner(Host):
                 numel = self.layout.fragments[job.fragment].numel
                 self.fetcher.fetch(job, numel, lambda got: answer(self._install(job, got)))
             case jobs.Advance():
-                self._fetch_payload(job, answer)
+                self.payloads.fetch(job, answer)
             case jobs.StartTrainer():
                 self.in_this_life(TRAINER_START_S, lambda: answer(self._start_trainer()))
             case jobs.SuspendTrainer():
@@ -329,7 +331,7 @@ class SimLearner(Host):
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         return jobs.StateFetched(tuple(got.sources.items()))
 
-    def _fetch_payload(self, job: jobs.Advance, answer: Callable[[object], None]) -> None:
+    def fetch_of_syncer(self, job: jobs.Advance, answer: Answer) -> None:
         """From the leader, then other syncers, then learners: as the daemon asks."""
         world, merged = self.world, job.merged
         donors = reversed(self._donors())
@@ -340,6 +342,18 @@ class SimLearner(Host):
             return
         delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
         world.after(delay_s, lambda: answer(self._advance(job, donor)))
+
+    def may_be_given(self, key: bytes, payload: bytes) -> bool:
+        """Whether another learner sends a merged payload now."""
+        donor = self.world.hosts[key]
+        return isinstance(donor, SimLearner) and donor.payloads.may_give(payload)
+
+    def advance_with(self, job: jobs.Advance, key: bytes) -> object | None:
+        """Take the outer step with what that host sent; None where it is not the payload."""
+        donor = self.world.hosts[key]
+        assert isinstance(donor, SimLearner | SimSyncer)
+        advanced = self._advance(job, donor)
+        return None if isinstance(advanced, Failed) else advanced
 
     def _advance(self, job: jobs.Advance, donor: SimLearner | SimSyncer) -> object:
         payload = donor.blob_store.get(job.merged.payload)

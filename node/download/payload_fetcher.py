@@ -1,0 +1,76 @@
+"""Fetches merged payloads from other learners, as `payload_donors` says whom to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+
+from host.runtime import lifecycle
+from host.transport import Transport
+from node.download.payload_donors import PayloadDonors, PayloadHunt
+from protocol.errors import NotHeld, RemoteError, TransientError
+from protocol.ids import NodeKey
+from protocol.log.records import FragmentMerged
+
+
+class PayloadFetcher:
+    """One learner's transfers of merged payloads from others."""
+
+    def __init__(
+        self, transport: Transport, on_fault: Callable[[bytes, RemoteError], None]
+    ) -> None:
+        self._transport = transport
+        self._on_fault = on_fault
+        self._donors = PayloadDonors(transport.key)
+
+    async def fetch(self, merged: FragmentMerged, here: Collection[NodeKey]) -> memoryview | None:
+        """The payload, its digest checked; None where the syncer is to be asked.
+
+        here: keys of the learners that the log knows to be here.
+        """
+        clock = asyncio.get_running_loop().time
+        hunt = self._donors.hunt(merged.payload, here, clock())
+        tasks: dict[asyncio.Task[memoryview], NodeKey] = {}
+        async with lifecycle.ending(tasks):
+            while hunt is not None and not hunt.is_over(clock()):
+                for key in hunt.asks(clock()):
+                    fetch = self._transport.fetch(
+                        key,
+                        merged.payload,
+                        merged.payload_bytes,
+                        on_progress=partial(self._heard, hunt, key),
+                    )
+                    tasks[asyncio.ensure_future(fetch)] = key
+                found = await self._first(hunt, tasks)
+                if found is not None:
+                    self._donors.held(hunt, clock())
+                    return found
+        return None
+
+    @staticmethod
+    def _heard(hunt: PayloadHunt, key: NodeKey, _: int) -> None:
+        hunt.heard(key, asyncio.get_running_loop().time())
+
+    async def _first(
+        self, hunt: PayloadHunt, tasks: dict[asyncio.Task[memoryview], NodeKey]
+    ) -> memoryview | None:
+        """What came by the time when the hunt has to be looked at again, and who failed."""
+        clock = asyncio.get_running_loop().time
+        left_s = max(0.0, hunt.deadline_s(clock()) - clock())
+        if not tasks:
+            await asyncio.sleep(left_s)
+            return None
+        done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            key = tasks.pop(task)
+            try:
+                return task.result()
+            except NotHeld:
+                hunt.failed(key, clock(), is_waiting=True)
+            except TransientError:
+                hunt.failed(key, clock(), is_waiting=False)
+            except RemoteError as error:
+                self._on_fault(key, error)
+                hunt.failed(key, clock(), is_waiting=False)
+        return None

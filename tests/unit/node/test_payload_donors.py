@@ -1,0 +1,133 @@
+"""Whom learners ask for a merged payload: a few the syncer, the others each other, and not for
+long."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.download.payload_donors import (
+    PATIENCE_S_MAX,
+    PATIENCE_S_MIN,
+    POLL_S,
+    SILENT_S,
+    SYNCER_COPIES,
+    Giving,
+    PayloadDonors,
+    PayloadHunt,
+    donors,
+    order,
+)
+
+PAYLOAD = bytes(range(32))
+KEYS = [number.to_bytes(32, "big") for number in range(1000)]
+
+
+def test_where_there_are_few_all_ask_the_syncer():
+    few = KEYS[:SYNCER_COPIES]
+    assert all(donors(PAYLOAD, few, key) == () for key in few)
+
+
+@given(st.integers(SYNCER_COPIES + 1, 300), st.binary(min_size=32, max_size=32))
+def test_a_few_ask_the_syncer_and_everybody_else_one_who_gets_it_before(count, payload):
+    keys = KEYS[:count]
+    ranks = {key: rank for rank, key in enumerate(order(payload, keys))}
+    asked = {key: donors(payload, keys, key) for key in keys}
+    assert [key for key in ranks if not asked[key]] == list(ranks)[:SYNCER_COPIES]
+    for key, found in asked.items():
+        assert key not in found
+        assert all(ranks[one] < ranks[key] for one in found)
+
+
+def test_whoever_has_it_gives_it_to_one_in_each_generation():
+    asked = {key: donors(PAYLOAD, KEYS, key) for key in KEYS}
+    firsts = Counter(found[0] for found in asked.values() if found)
+    assert max(firsts.values()) == 6, "1000 learners are 16 * 2^5.97"
+    ranks = order(PAYLOAD, KEYS)
+    depth = {key: 0 for key in ranks[:SYNCER_COPIES]}
+    for key in ranks[SYNCER_COPIES:]:
+        depth[key] = depth[asked[key][0]] + 1
+    assert max(depth.values()) <= 6
+
+
+def test_who_is_no_part_of_the_log_yet_has_a_place_all_the_same():
+    newcomer = bytes([7]) * 32
+    found = donors(PAYLOAD, KEYS, newcomer)
+    assert found == donors(PAYLOAD, [*KEYS, newcomer], newcomer)
+
+
+def test_other_payloads_come_in_another_order():
+    assert order(PAYLOAD, KEYS) != order(bytes(32), KEYS)
+
+
+@pytest.fixture
+def hunt():
+    return PayloadHunt.of(KEYS[:3], 15.0, 100.0)
+
+
+def test_donors_that_have_nothing_are_asked_in_turn_and_again(hunt):
+    for key in KEYS[:3]:
+        assert hunt.asks(100.0) == [key]
+        hunt.failed(key, 100.0, is_waiting=True)
+    assert hunt.asks(100.0) == []
+    assert hunt.deadline_s(100.0) == 100.0 + POLL_S
+    assert hunt.asks(100.0 + POLL_S) == KEYS[:1]
+
+
+def test_one_that_is_silent_is_not_waited_for_alone(hunt):
+    assert hunt.asks(100.0) == KEYS[:1]
+    assert hunt.asks(101.0) == []
+    assert hunt.deadline_s(101.0) == 100.0 + SILENT_S
+    assert hunt.asks(100.0 + SILENT_S) == KEYS[1:2]
+
+
+def test_one_that_sends_is_waited_for(hunt):
+    assert hunt.asks(100.0) == KEYS[:1]
+    hunt.heard(KEYS[0], 102.0)
+    assert hunt.asks(100.0 + SILENT_S) == []
+    assert hunt.asks(102.0 + SILENT_S) == KEYS[1:2]
+
+
+def test_where_nobody_is_left_the_syncer_is_asked_at_once(hunt):
+    for key in KEYS[:3]:
+        assert not hunt.is_over(100.0)
+        assert hunt.asks(100.0) == [key]
+        hunt.failed(key, 100.0, is_waiting=False)
+    assert hunt.is_over(100.0)
+
+
+def test_however_donors_behave_the_syncer_is_asked_in_the_end(hunt):
+    now_s = 100.0
+    while not hunt.is_over(now_s):
+        for key in hunt.asks(now_s):
+            hunt.heard(key, now_s)
+            hunt.failed(key, now_s, is_waiting=True)
+        assert hunt.deadline_s(now_s) >= now_s
+        now_s = hunt.deadline_s(now_s)
+    assert now_s == 115.0
+
+
+@given(st.lists(st.floats(0.0, 1000.0), max_size=20))
+def test_patience_has_bounds(took_s):
+    known = PayloadDonors(KEYS[0])
+    for one in took_s:
+        known.held(PayloadHunt.of(KEYS[1:2], 4.0, 0.0), one)
+    assert PATIENCE_S_MIN <= known.patience_s <= PATIENCE_S_MAX
+
+
+def test_a_few_donors_make_nobody_wait_longer():
+    known = PayloadDonors(KEYS[0])
+    for took_s in (10.0, 10.0, 10.0, 15.0, 15.0):
+        known.held(PayloadHunt.of(KEYS[1:2], 4.0, 0.0), took_s)
+    assert known.patience_s == 25.0
+
+
+def test_copies_are_given_one_after_the_other_at_the_owner_s_rate():
+    giving = Giving(1000.0)
+    assert giving.may_give(500, 0.0)
+    assert not giving.may_give(500, 0.4)
+    assert giving.may_give(500, 0.5)
+    assert not Giving(0.0).may_give(1, 0.0)
