@@ -8,8 +8,10 @@ place p of those before, and a few others before it. Nobody is told to give: a d
 sends it, or has nothing to send just now.
 
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
-is not waited for alone for longer than `SILENT_S`. And the syncer is asked in the end, as if there
-were no donors: after `PATIENCE_S_MIN`, or where payloads usually take long after some times that.
+is not waited for alone for longer than `SILENT_S`. One that could not be reached, or was silent, is
+left out for `REST_S`: where most learners are behind routers that let nobody in, all ask the syncer
+at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or where
+payloads usually take long after some times that.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ PATIENCE_FACTOR: Final = 2.5
 makes others wait longer."""
 
 TIMES_KEPT: Final = 16
+
+REST_S: Final = 600.0
+"""A donor that could not be reached, or said nothing, is asked again after that."""
 
 
 def order(payload: Digest, keys: Collection[NodeKey]) -> list[NodeKey]:
@@ -82,6 +87,8 @@ class _Donor:
     """When it was asked or last sent something; None unless it is asked."""
     again_s: float = -math.inf
     """When it may be asked next."""
+    has_sent: bool = False
+    """Whether something of the payload came."""
 
 
 @dataclass(slots=True)
@@ -92,6 +99,8 @@ class PayloadHunt:
     patience_s: float
     _left: list[_Donor] = field(default_factory=list)
     """Those that may still send it, whom to ask next first."""
+    lost: list[NodeKey] = field(default_factory=list)
+    """Those that could not be reached, or sent something else."""
 
     @classmethod
     def of(cls, keys: Sequence[NodeKey], patience_s: float, now_s: float) -> PayloadHunt:
@@ -117,7 +126,7 @@ class PayloadHunt:
         """Some of it came."""
         for one in self._left:
             if one.key == key and one.heard_s is not None:
-                one.heard_s = now_s
+                one.heard_s, one.has_sent = now_s, True
 
     def failed(self, key: NodeKey, now_s: float, *, is_waiting: bool) -> None:
         """A donor did not send it. is_waiting: it has nothing to send now, and is asked again."""
@@ -126,6 +135,15 @@ class PayloadHunt:
                 one.heard_s, one.again_s = None, now_s + POLL_S
         if not is_waiting:
             self._left = [one for one in self._left if one.key != key]
+            self.lost.append(key)
+
+    def mute(self, now_s: float) -> list[NodeKey]:
+        """Those that were asked, and said nothing at all for too long."""
+        return [
+            one.key
+            for one in self._left
+            if one.heard_s is not None and not one.has_sent and now_s >= one.heard_s + SILENT_S
+        ]
 
     def deadline_s(self, now_s: float) -> float:
         """When to look again, if nothing happens before."""
@@ -142,19 +160,28 @@ class PayloadHunt:
 
 @dataclass(slots=True)
 class PayloadDonors:
-    """What one learner knows of how long payloads take."""
+    """What one learner knows of others as donors, and of how long payloads take."""
 
     own: NodeKey
+    resting: dict[NodeKey, float] = field(default_factory=dict)
+    """Donors that are not asked, and until when."""
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES_KEPT))
 
     def hunt(self, payload: Digest, keys: Collection[NodeKey], now_s: float) -> PayloadHunt | None:
         """The search for this payload; None where the syncer is asked at once."""
-        asked = donors(payload, keys, self.own)
+        self.resting = {key: until for key, until in self.resting.items() if until > now_s}
+        asked = [key for key in donors(payload, keys, self.own) if key not in self.resting]
         return PayloadHunt.of(asked, self.patience_s, now_s) if asked else None
 
     def held(self, hunt: PayloadHunt, now_s: float) -> None:
         """It is here, whoever sent it."""
         self.times_s.append(now_s - hunt.begun_s)
+        self.ended(hunt, now_s)
+
+    def ended(self, hunt: PayloadHunt, now_s: float) -> None:
+        """A search is over; whoever was not there or said nothing rests."""
+        for key in (*hunt.lost, *hunt.mute(now_s)):
+            self.resting[key] = now_s + REST_S
 
     @property
     def patience_s(self) -> float:

@@ -46,6 +46,8 @@ class PayloadFetcher:
                 if found is not None:
                     self._donors.held(hunt, clock())
                     return found
+        if hunt is not None:
+            self._donors.ended(hunt, clock())
         return None
 
     @staticmethod

@@ -60,6 +60,7 @@ class _Fetch:
         now_s = self._world.now_s
         if self._hunt.is_over(now_s):
             self._is_over = True
+            self._donors.ended(self._hunt, now_s)
             self._host.fetch_of_syncer(self._job, self._answer)
             return
         for key in self._hunt.asks(now_s):

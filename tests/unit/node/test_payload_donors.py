@@ -13,6 +13,7 @@ from node.download.payload_donors import (
     PATIENCE_S_MAX,
     PATIENCE_S_MIN,
     POLL_S,
+    REST_S,
     SILENT_S,
     SYNCER_COPIES,
     Giving,
@@ -108,6 +109,29 @@ def test_however_donors_behave_the_syncer_is_asked_in_the_end(hunt):
         assert hunt.deadline_s(now_s) >= now_s
         now_s = hunt.deadline_s(now_s)
     assert now_s == 115.0
+
+
+def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once():
+    known, asking = PayloadDonors(KEYS[0]), KEYS[: SYNCER_COPIES + 1]
+    payload = next(
+        one for one in (bytes([at]) * 32 for at in range(256)) if donors(one, asking, KEYS[0])
+    )
+    hunt = known.hunt(payload, asking, 0.0)
+    (gone,) = hunt.asks(0.0)
+    hunt.failed(gone, 0.0, is_waiting=False)
+    (mute,) = hunt.asks(0.0)
+    (sending,) = hunt.asks(SILENT_S)
+    hunt.heard(sending, SILENT_S + 1.0)
+    (full,) = hunt.asks(2 * SILENT_S + 1.0)
+    hunt.failed(full, 2 * SILENT_S + 1.0, is_waiting=True)
+    known.ended(hunt, 2 * SILENT_S + 1.0)
+    assert set(known.resting) == {gone, mute}
+    again = known.hunt(payload, asking, 10.0)
+    assert {*again.asks(10.0), *again.asks(10.0 + SILENT_S)} == {sending, full}
+    known.resting |= {sending: 20.0, full: 20.0}
+    assert known.hunt(payload, asking, 19.0) is None
+    assert known.hunt(payload, asking, 20.0) is not None
+    assert known.hunt(payload, asking, 2 * SILENT_S + 1.0 + REST_S).asks(1000.0) == [gone]
 
 
 @given(st.lists(st.floats(0.0, 1000.0), max_size=20))
