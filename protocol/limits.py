@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Spoken on every stream; peers of another version are told so and refused."""
 
 FRAME_BYTES_MAX = 1 << 20

@@ -13,9 +13,11 @@ from msgspec import Meta, Struct
 from protocol import limits
 from protocol.ids import Count, Digest, NodeKey, Signature
 from protocol.log.accounts import Account
-from protocol.project import CodecName, Name, Text
+from protocol.novelty import Novelty
+from protocol.project import CodecName, Name, OuterSpec, Text
 from protocol.snapshots.manifest import Marker, PartKept, PartRefused, PartRestored
 from protocol.snapshots.vector_clock import Steps, VectorClock
+from protocol.standing import Standing
 
 RUN_COMPLETE = "the run is complete"
 """Reason of the goodbye of a learner that heard of the end."""
@@ -302,6 +304,8 @@ class Probe(Struct, frozen=True, array_like=True, tag="probe"):
     """Some of what the learner read for the push."""
     other: SequencePlaces
     """Some that nobody has read yet."""
+    holder: NodeKey | None = None
+    """The merger that holds the push; None for the sender."""
 
 
 class Settled(Struct, frozen=True, array_like=True, tag="settled"):
@@ -469,6 +473,148 @@ class CharterOffer(Struct, frozen=True, array_like=True, tag="charter-offer"):
     charter: Envelope
 
 
+# Between the leader and a merger: one of the other syncers, which merges some of the fragments.
+
+
+class FetchOrder(Struct, frozen=True, array_like=True, tag="fetch-order"):
+    """Fetch this push, and hold it for a merge. Answered by `PushHeld` or `OrderFailed`."""
+
+    epoch: Count
+    term: Count
+    order: Count
+    """Counts the orders of a term."""
+    learner: NodeKey
+    source: NodeKey
+    """Who has the payload: the learner, the leader, or another merger."""
+    header: PushHeader
+    left_s: Annotated[float, Meta(ge=0.0, le=1e6)]
+    """Until nobody waits for it any more."""
+    is_proven: bool
+    """Something of this learner was merged before."""
+
+
+class PushHeld(Struct, frozen=True, array_like=True, tag="push-held"):
+    """The payload is here and sound; or it is not what the header says, the learner's fault."""
+
+    epoch: Count
+    term: Count
+    order: Count
+    refusal: Annotated[str, Meta(max_length=64)] = ""
+    """Why it was refused, in a word; empty where it was not."""
+    detail: Annotated[str, Meta(max_length=200)] = ""
+
+
+class OrderedPush(Struct, frozen=True, array_like=True):
+    """One push of a merge, and what the log said of its learner when the round closed."""
+
+    learner: NodeKey
+    header: PushHeader
+    weight: Annotated[float, Meta(ge=0.0, le=1e300)]
+    standing: Standing
+    novelty: Novelty
+
+
+class OrderedReference(Struct, frozen=True, array_like=True):
+    """What pushes are measured against, as the leader knows it from the log."""
+
+    typical: Real
+    norms: Annotated[tuple[Real, ...], Meta(max_length=limits.LEARNERS_MAX)]
+    is_established: bool
+    seed: Annotated[bytes, Meta(min_length=8, max_length=8)]
+    steps: Annotated[tuple[Count, ...], Meta(max_length=limits.LEARNERS_MAX)]
+    tensors: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=limits.TENSORS_MAX)], ...],
+        Meta(max_length=limits.LEARNERS_MAX),
+    ]
+    repeats: Real
+    typical_novelty: Real
+    strays: Real
+    novelty_strays: Real
+
+
+class MergeOrder(Struct, frozen=True, array_like=True, tag="merge-order"):
+    """Merge pushes that the receiver holds. Answered by `MergeDone` or `OrderFailed`."""
+
+    epoch: Count
+    term: Count
+    order: Count
+    round: Count
+    fragment: Count
+    version: Count
+    """That the merge makes; the receiver begins once it stands at the one before."""
+    codec: CodecName
+    outer: OuterSpec
+    parts: Annotated[tuple[OrderedPush, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)]
+    against: OrderedReference | None
+
+
+class MergedPush(Struct, frozen=True, array_like=True):
+    """What a merge found of one push: the fields of the record's `Contribution`."""
+
+    norm: Annotated[float, Meta(ge=0.0, le=1e300)]
+    scale: Annotated[float, Meta(ge=0.0, le=1.0)]
+    cosine: Annotated[float, Meta(ge=-1.0, le=1.0)]
+    trust: Annotated[float, Meta(ge=0.0, le=1.0)]
+    share: Annotated[float, Meta(ge=0.0, le=1.0)]
+    tensors: Annotated[bytes, Meta(max_length=limits.TENSORS_MAX)]
+    tensors_clipped: Count
+    expected: Annotated[float, Meta(ge=0.0, le=1.0)]
+    repeat: Annotated[float, Meta(ge=-1.0, le=1.0)]
+    echo: Annotated[float, Meta(ge=0.0, le=1.0)]
+    novelty: Annotated[float, Meta(ge=-1.0, le=1.0)] | None
+
+
+class MergeDone(Struct, frozen=True, array_like=True, tag="merge-done"):
+    """The payload is on the sender's disk, and offered. Nothing counts before the leader took the
+    same outer step from it and the record is certified."""
+
+    epoch: Count
+    term: Count
+    order: Count
+    payload: Digest
+    payload_bytes: Count
+    theta: Digest
+    momentum: Digest
+    parts: Annotated[tuple[MergedPush, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)]
+    """In the order of the order."""
+    seconds: Annotated[float, Meta(ge=0.0, le=1e9)]
+
+
+class OrderFailed(Struct, frozen=True, array_like=True, tag="order-failed"):
+    """The sender cannot: the leader sees to it otherwise."""
+
+    epoch: Count
+    term: Count
+    order: Count
+    reason: Annotated[str, Meta(max_length=200)]
+
+
+class PushName(Struct, frozen=True, array_like=True):
+    """Which push."""
+
+    learner: NodeKey
+    incarnation: Count
+    sequence: Count
+
+
+class DropPushes(Struct, frozen=True, array_like=True, tag="drop-pushes"):
+    """These pushes have their fate: they need not be held any more."""
+
+    epoch: Count
+    term: Count
+    pushes: Annotated[tuple[PushName, ...], Meta(max_length=limits.LEARNERS_MAX)]
+
+
+class LendPush(Struct, frozen=True, array_like=True, tag="lend-push"):
+    """Let others fetch this push, also once it is dropped; with `is_over` no more."""
+
+    epoch: Count
+    term: Count
+    push: PushName
+    payload: Digest
+    is_over: bool
+
+
 # To a learner, from the project's owner when no syncer is left.
 
 
@@ -574,8 +720,19 @@ VoterMessage = (
     | StateOffer
     | HandOver
     | CharterOffer
+    | FetchOrder
+    | MergeOrder
+    | DropPushes
+    | LendPush
+    | PushHeld
+    | MergeDone
+    | OrderFailed
     | Refused
     | Goodbye
 )
+OrderMessage = FetchOrder | MergeOrder | DropPushes | LendPush
+"""From the leader to a merger."""
+
+OrderAnswer = PushHeld | MergeDone | OrderFailed
 DonorMessage = AskMoments | MomentsReady | MomentsRefused
 Message = LearnerMessage | SyncerMessage | VoterMessage | AskState | StateHeld | DonorMessage

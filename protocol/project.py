@@ -473,6 +473,8 @@ class RoundSpec(Struct, frozen=True, array_like=True):
     participants_max: Annotated[int, Meta(ge=0, le=limits.LEARNERS_MAX)] = 0
     """Learners that a round asks at most, in turn; 0: all. Those left out keep their local steps
     and hand them in with later ones."""
+    mergers_max: Annotated[int, Meta(ge=0, le=limits.VOTERS_MAX)] = 1
+    """Syncers that merge at most, each some of the fragments; 1: the leader alone; 0: all."""
 
     @property
     def kept_frac(self) -> float:

@@ -303,6 +303,10 @@ class VoterRow(Struct, kw_only=True):
     """Why it was turned away, or why it turned this host away."""
     name: str = ""
     """As it says that its owner calls it; empty where it has no name, or was not heard yet."""
+    fragments: int | None = None
+    """Of how many it is the merger, as the leader has it; None where the leader merges alone."""
+    merge_bytes_per_s: float | None = None
+    """Of pushes that it took in while it had merges to do; None where that is not known yet."""
 
 
 class SeatStatus(Struct, kw_only=True):

@@ -101,6 +101,31 @@ class RoundOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class MergerAssigned:
+    """Which syncer merges a fragment from now on."""
+
+    fragment: int
+    merger: bytes
+
+    @property
+    def text(self) -> str:
+        return f"fragment {self.fragment} is merged by {short(self.merger)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MergerFailed:
+    """A merger did not do what it was asked to: another one does."""
+
+    merger: bytes
+    round: int
+    reason: str
+
+    @property
+    def text(self) -> str:
+        return f"round {self.round} is taken from merger {short(self.merger)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumReached:
     round: int
     arrived: int

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from host.files.keystore import Identity
 from host.files.mapped_arrays import MappedArrays
 from host.files.pinned_files import PinnedFiles
 from host.files.receipts_file import Contributions
+from host.hedged_fetch import fetch_from
 from host.network.foreign_errors import TransportState
 from host.network.token_bucket import TokenBucket
 from host.options import NodeOptions
@@ -69,7 +71,7 @@ from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
 from node.trainer_client.probe_port import ProbePort
 from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
-from protocol.errors import TransientError, UserError
+from protocol.errors import RemoteError, TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.log.records import FragmentMerged
 from protocol.machine import Failed, Job, JobResult, Note, StopAsked
@@ -471,7 +473,7 @@ class LearnerDaemon:
         here = self.machine.context.state.leases.learners
         payload = await self.payload_fetcher.fetch(merged, here)
         if payload is None:
-            payload = await self._payload_of_syncer(merged)
+            payload = await self._payload(merged)
         self.counts.payload_bytes += merged.payload_bytes
         self.counts.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(payload))
@@ -479,15 +481,18 @@ class LearnerDaemon:
         self.fetcher.forget(merged.fragment)
         return jobs.Advanced()
 
-    async def _payload_of_syncer(self, merged: FragmentMerged) -> memoryview:
-        """From the syncer, or whoever has it where the syncer does not give it."""
+    async def _payload(self, merged: FragmentMerged) -> memoryview:
+        """From who merged it, else from the leader, else from learners."""
         wanted = [(merged.payload, merged.payload_bytes)]
+        leader = self.leader_fetcher.leader
         try:
-            parts = await self.leader_fetcher.fetch(wanted)
-        except TransientError:
+            if merged.merger is None:
+                return (await self.leader_fetcher.fetch(wanted))[0]
+            sources = [merged.merger, *([leader] if leader is not None else [])]
+            return (await fetch_from(self.transport, sources, wanted))[0]
+        except (TransientError, RemoteError):
             donors = await self.locator.donors_or_none()
-            _, parts = await self.locator.fetch_from(donors, wanted, self.driver.fault)
-        return parts[0]
+            return (await self.locator.fetch_from(donors, wanted, self.driver.fault))[1][0]
 
     # Background.
 

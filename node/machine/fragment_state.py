@@ -29,7 +29,9 @@ class OpenPush:
     local_step: int = 0
     tokens: int = 0
     message: Push | None = None
-    """What was sent; None until the capture is encoded."""
+    """What is handed in; None until the capture is encoded."""
+    is_handed_in: bool = False
+    """It was sent, on the stream of now."""
     overwritten_steps: int = 0
     """Local steps in it that are gone from the inner loop: lost unless it is merged."""
 

@@ -208,8 +208,23 @@ class FragmentSync:
         """Say again what was handed in: its fate may have been told while nobody listened."""
         for local in self.local_fragments:
             local.accounts.give_up()  # Nobody says again what a trainer that is gone handed in.
-            if local.push is not None and local.push.message is not None:
-                self.context.tell_leader(local.push.message)
+            if local.push is not None:
+                local.push.is_handed_in = False
+        self._hand_in()
+
+    def _hand_in(self) -> None:
+        """Hand in what is encoded, in the order in which it was captured.
+
+        Several may be encoded at once. A syncer takes a push for one that it had before if a later
+        one came first.
+        """
+        pushes = [local.push for local in self.local_fragments if local.push is not None]
+        for push in sorted(pushes, key=lambda one: one.sequence):
+            if push.message is None:
+                return
+            if not push.is_handed_in:
+                push.is_handed_in = True
+                self.context.tell_leader(push.message)
 
     # From the trainer.
 
@@ -313,19 +328,21 @@ class FragmentSync:
             local.push = None
             local.must_assign = True
             self._decline(push.pull, reason)
+            self._hand_in()
             return
         steps = result.local_step - local.marked_step
         if steps < 1 or local.must_assign:
             local.push = None
             self._drop(job.fragment, job.sequence)
             self._decline(push.pull, "no local steps since the last hand-in")
+            self._hand_in()
             return
         push.local_step, push.tokens = result.local_step, result.tokens
         self.handed_cursor = result.cursor
         local.accounts.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - local.marked_tokens)
         self.context.tally.pushed += 1
-        self.context.tell_leader(push.message)
+        self._hand_in()
 
     # Inside.
 

@@ -183,7 +183,7 @@ ProbeTrouble = Literal["no payload", "other text", "no memory", "paused", "faile
 
 @dataclass(frozen=True, slots=True)
 class ProbePush:
-    """Fetch somebody's push from the leader, and measure what it does to the loss of two texts.
+    """Fetch somebody's push from who holds it, and measure what it does to the loss of two texts.
 
     Answer: `PushProbed`, or `NotProbed`.
     """
@@ -195,6 +195,8 @@ class ProbePush:
     payload_bytes: int
     own: tuple[SequencePlace, ...]
     other: tuple[SequencePlace, ...]
+    holder: bytes | None = None
+    """The merger that has the push; None for the leader."""
 
 
 @dataclass(frozen=True, slots=True)

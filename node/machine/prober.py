@@ -63,6 +63,7 @@ class Prober:
                 payload_bytes=probe.payload_bytes,
                 own=probe.own,
                 other=probe.other,
+                holder=probe.holder,
             )
         )
 

@@ -20,6 +20,9 @@ from protocol.numerics.codecs import F32
 FETCH_S_MAX = 60.0
 """A payload that has not come by then is not waited for: nobody may keep a learner busy with it."""
 
+LENT_AFTER_S = 2.0
+"""A merger that does not lend a push yet is asked once more after this."""
+
 TROUBLE: dict[messages.GainTrouble, tuple[jobs.ProbeTrouble, str]] = {
     "paused": ("paused", "a pause came before the end"),
     "other text": ("other text", "the text here is not the one that the project was signed with"),
@@ -73,7 +76,15 @@ class ProbePort:
             if job.payload_bytes != due_bytes:
                 raise MalformedPayload(f"a payload of {job.payload_bytes} bytes, not {due_bytes}")
             wanted = [(job.payload, job.payload_bytes)]
-            _, (payload,) = await self.locator.fetch_from([job.leader], wanted, self.on_fault)
+            holders = [job.leader] if job.holder is None else [job.holder]
+            try:
+                _, (payload,) = await self.locator.fetch_from(holders, wanted, self.on_fault)
+            except TransientError:
+                if job.holder is None:
+                    raise
+                # The leader's word to lend it may be on its way to the merger still.
+                await asyncio.sleep(LENT_AFTER_S)
+                _, (payload,) = await self.locator.fetch_from(holders, wanted, self.on_fault)
             return await self.trainer.in_pool(partial(codecs.decode, job.codec, payload, numel))
         except RemoteError as error:
             self.on_fault(job.leader, error)

@@ -151,6 +151,8 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     ]
     nesterov: bool = True
     """As `momentum`: how this very version was made."""
+    merger: NodeKey | None = None
+    """The syncer that merged, and has the payload first; None for the leader."""
 
 
 def counted_tokens(parts: Sequence[Contribution]) -> list[int]:

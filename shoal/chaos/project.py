@@ -33,6 +33,7 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "training.warmup_frac": 0.0,
     "rounds.local_steps": 8,
     "rounds.overlap_steps": 2,
+    "rounds.mergers_max": 0,
     "rounds.quorum": 1,
     "limits.tokens": 1_000_000_000,
     "limits.evaluate_every": 24,

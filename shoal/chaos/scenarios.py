@@ -111,6 +111,26 @@ def _fill_disk(swarm: ChaosSwarm) -> None:
     swarm.screen.tell("the limit is lifted", style="bold")
 
 
+def _merger(swarm: ChaosSwarm) -> str:
+    """A syncer that merges for the leader."""
+    found = swarm.leader()
+    rows = found[1].seat.voters if found is not None and found[1].seat is not None else []
+    merging = {row.name for row in rows if row.fragments and not row.is_leader}
+    name = next((name for name in swarm.syncers if swarm.instance(name, "syncer") in merging), None)
+    if name is None:
+        raise SwarmFailed("No standby merges a fragment, so no merger can be killed.")
+    return name
+
+
+def _kill_merger(swarm: ChaosSwarm) -> None:
+    for _ in range(2):
+        name = _merger(swarm)
+        swarm.kill(name)
+        swarm.go_on(AWAY_S)
+        swarm.start_syncer(name)
+        swarm.await_well(TAKEOVER_S)
+
+
 # Learners.
 
 
@@ -150,6 +170,12 @@ SCENARIOS: Final = (
         "the leading syncer is ended with SIGKILL, and so is its successor once all is well",
         _kill_leader,
         needs_takeover=True,
+    ),
+    Scenario(
+        "kill-merger",
+        f"a standby that merges fragments is ended with SIGKILL twice, and started again after "
+        f"{AWAY_S:g} s",
+        _kill_merger,
     ),
     Scenario(
         "kill-learners",

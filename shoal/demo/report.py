@@ -368,7 +368,7 @@ NEXT_STEPS: tuple[Row, ...] = (
     ("shoal host FOLDER --name NAME", "train on a text of your own, and let friends join"),
     ("shoal join LINK", "take part in a run of somebody else"),
     ("shoal demo --liar", "one of four lies, and changes nothing"),
-    ("shoal demo --chaos all", "three syncers, three learners and seven faults"),
+    ("shoal demo --chaos all", "three syncers, three learners and eight faults"),
 )
 """What to type after the demo, and what it does."""
 

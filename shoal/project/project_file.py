@@ -138,7 +138,7 @@ def parse(text: str, path: Path) -> ProjectFile:
                 tables["rounds"],
                 specs.RoundSpec,
                 place.below("rounds"),
-                optional=("participants_max",),
+                optional=("participants_max", "mergers_max"),
             )
         ),
         limits=specs.LimitSpec(

@@ -258,6 +258,12 @@ SECTIONS = (
                 "learners that a round asks at most, in turn: those left out keep their local "
                 "steps and hand them in with later ones; 0: all",
             ),
+            Line(
+                "mergers_max",
+                0,
+                "syncers that merge at most, each some of the fragments, on a line of its own; 1: "
+                "the leader alone; 0: all",
+            ),
         ),
     ),
     Section(

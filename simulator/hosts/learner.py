@@ -332,9 +332,10 @@ class SimLearner(Host):
         return jobs.StateFetched(tuple(got.sources.items()))
 
     def fetch_of_syncer(self, job: jobs.Advance, answer: Answer) -> None:
-        """From the leader, then other syncers, then learners: as the daemon asks."""
+        """From who merged, the leader, other syncers, then learners: as the daemon asks."""
         world, merged = self.world, job.merged
-        donors = reversed(self._donors())
+        first = (merged.merger or self.learner.context.leader) if self._has_mergers else None
+        donors = sorted(reversed(self._donors()), key=lambda donor: donor.key != first)
         donor = next((d for d in donors if d.blob_store.get(merged.payload) is not None), None)
         if donor is None:
             failed = Failed("no donor holds the payload")
@@ -354,6 +355,11 @@ class SimLearner(Host):
         assert isinstance(donor, SimLearner | SimSyncer)
         advanced = self._advance(job, donor)
         return None if isinstance(advanced, Failed) else advanced
+
+    @property
+    def _has_mergers(self) -> bool:
+        charter = self.learner.context.charter
+        return charter is not None and charter.rounds.mergers_max != 1
 
     def _advance(self, job: jobs.Advance, donor: SimLearner | SimSyncer) -> object:
         payload = donor.blob_store.get(job.merged.payload)

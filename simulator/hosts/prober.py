@@ -37,7 +37,7 @@ class SimProber:
             else:
                 host.in_this_life(MEASURE_S, lambda: answer(self._measured(job, fetched)))
 
-        delay_s = world.transfer_s(job.leader, host.key, job.payload_bytes)
+        delay_s = world.transfer_s(job.holder or job.leader, host.key, job.payload_bytes)
         host.in_this_life(delay_s, measure)
 
     def forget(self) -> None:
@@ -46,10 +46,10 @@ class SimProber:
 
     def _fetched(self, job: jobs.ProbePush) -> F32 | str:
         """The displacement, or why there is none."""
-        shelf = self.host.reach(job.leader)
+        shelf = self.host.reach(job.holder or job.leader)
         payload = shelf.get(job.payload) if shelf is not None else None
         if payload is None or len(payload) != job.payload_bytes:
-            return "the leader does not hold it"
+            return "it is not held any more"
         try:
             return decode(job.codec, payload, self.host.layout.fragments[job.fragment].numel)
         except MalformedPayload as error:

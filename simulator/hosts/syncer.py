@@ -85,6 +85,8 @@ class SimSyncer(SimVoter):
         self.tape: Callable[[SimSyncer], Sink] | None = None
         """Makes the tape of each life; None records nothing."""
         self._payloads: PayloadTape | None = None
+        self.merge_s = MERGE_S
+        """How long its processor takes for a merge."""
 
     @property
     def raft(self) -> Raft:
@@ -216,15 +218,22 @@ class SimSyncer(SimVoter):
             case jobs.InitialiseWeights():
                 world.after(2.0, lambda: answer(self._initialise()))
             case jobs.FetchPush():
-                delay_s = world.transfer_s(job.peer, self.key, job.header.payload_bytes)
+                source = job.source or job.peer
+                delay_s = world.transfer_s(source, self.key, job.header.payload_bytes)
                 world.after(delay_s, lambda: answer(self._fetch(job)))
+            case jobs.TakeMerge(result=result):
+                assert result.merger is not None, "it comes from one"
+                delay_s = world.transfer_s(result.merger, self.key, result.payload_bytes)
+                world.after(delay_s, lambda: answer(self._take(job)))
+            case jobs.FetchPayload() if self._has_mergers:
+                world.after(self._copy_s(job), lambda: answer(self._fetch_from_peers(job)))
             case jobs.HoldCheckpoint(checkpoint, states):
                 delay_s = 2 * world.delay_s(4096)
                 world.after(delay_s, lambda: answer(self._hold(checkpoint, states)))
             case jobs.FetchPayload() | jobs.FetchWeights() | jobs.RepairFragment():
                 world.after(2 * world.delay_s(4096), lambda: answer(self._fetch_from_peers(job)))
             case jobs.Merge():
-                world.after(MERGE_S, lambda: answer(self._merge(job)))
+                world.after(self.merge_s, lambda: answer(self._merge(job)))
             case jobs.FetchRestored(restored=restored):
                 delay_s = 2 * world.delay_s(4096)
                 states = restored.fragments
@@ -238,6 +247,35 @@ class SimSyncer(SimVoter):
                 world.after(FSYNC_S, lambda: answer(self._load(job)))
             case _:
                 super().run_job(start, answer)
+
+    @property
+    def _has_mergers(self) -> bool:
+        return self.syncer.setup.charter.rounds.mergers_max != 1
+
+    def _copy_s(self, job: jobs.FetchPayload) -> float:
+        """Seconds until a payload is here, from whoever merged; it may be on this disk already."""
+        merged = job.merged
+        source = merged.merger or job.leader
+        if merged.payload in self.disk.payloads or source is None:
+            return FSYNC_S
+        return self.world.transfer_s(source, self.key, merged.payload_bytes)
+
+    def _take(self, job: jobs.TakeMerge) -> object:
+        """What a merger merged, as a candidate here."""
+        result, world = job.result, self.world
+        merger = world.hosts[result.merger or b""]
+        assert isinstance(merger, SimSyncer), "syncers merge"
+        payload = merger.blob_store.get(result.payload) if world.can_reach(self, merger) else None
+        if payload is None:
+            return Failed("the merger is gone")
+        if self.disk.is_full:
+            return Failed("disk full")
+        try:
+            self.bank.take(job.merge, result, bytes(payload))
+        except CorruptState as error:
+            return Failed(str(error))
+        self.disk.payloads[result.payload] = bytes(payload)
+        return jobs.MergeTaken()
 
     def _load(self, job: jobs.LoadWeights | jobs.Replay | jobs.Restore) -> object:
         try:
@@ -408,7 +446,7 @@ class SimSyncer(SimVoter):
         return None if parts is None else np.frombuffer(b"".join(parts), np.float32).copy()
 
     def _fetch(self, job: jobs.FetchPush) -> object:
-        peer = self.world.hosts.get(job.peer)
+        peer = self.world.hosts.get(job.source or job.peer)
         if peer is None or not self.world.can_dial(self, peer):
             return Failed("unreachable")
         blob = getattr(peer, "blob_store").get(job.header.digest)  # noqa: B009 -- learners have one
@@ -448,5 +486,5 @@ class SimSyncer(SimVoter):
             repeats=outcome.repeats,
             echoes=outcome.echoes,
             novelties=outcome.novelties,
-            seconds=MERGE_S,
+            seconds=self.merge_s,
         )

@@ -9,8 +9,17 @@ from protocol import trace
 from protocol.ids import short
 from protocol.log.records import FragmentMerged
 from protocol.machine import Do, Effect, Emit, Event, Failed, JobDone, Received, Send, Start
-from protocol.messages import Decline, Pull
+from protocol.messages import (
+    Decline,
+    FetchOrder,
+    MergeOrder,
+    OrderFailed,
+    Pull,
+    PushHeader,
+    PushHeld,
+)
 from syncer_node.machine import jobs
+from syncer_node.machine.merging.orders import merge_job
 from syncer_node.machine.syncer import SyncerMachine
 
 HISTORIES_MAX: Final = 1_000_000
@@ -68,6 +77,8 @@ class RoundHistories:
     names: dict[bytes, str] = field(default_factory=dict)
     _open: dict[int, RoundHistory] = field(default_factory=dict)
     _fetches: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    _orders: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Fetches that mergers were asked for."""
     _taken: dict[jobs.PushId, Part] = field(default_factory=dict)
     """Parts in a later round than the one that asked, until their fate is told."""
 
@@ -109,10 +120,14 @@ class RoundHistories:
                 if part is not None:
                     part.handed_s, part.fate, part.why = at_s, "declined", reason
             case JobDone(id=number, result=result):
-                self._fetched(at_s, number, result)
+                self._fetched(at_s, self._fetches.pop(number, None), result)
+            case Received(_, PushHeld(order=order, refusal=refusal, detail=detail)):
+                held = jobs.PushRefused(refusal, detail) if refusal else jobs.PushFetched()
+                self._fetched(at_s, self._orders.pop(order, None), held)
+            case Received(_, OrderFailed(order=order, reason=reason)):
+                self._fetched(at_s, self._orders.pop(order, None), Failed(reason))
 
-    def _fetched(self, at_s: float, number: int, result: object) -> None:
-        where = self._fetches.pop(number, None)
+    def _fetched(self, at_s: float, where: tuple[int, bytes] | None, result: object) -> None:
         part = self._part(*where) if where is not None else None
         if part is None or part.fate in ("late", "stale", "rejected"):
             return
@@ -132,19 +147,27 @@ class RoundHistories:
                     history.parts.setdefault(peer, Part(peer, name, at_s))
             case Start(id=number, job=jobs.FetchPush() as job):
                 self._fetches[number] = (job.round, job.peer)
-                part = self._part(job.round, job.peer)
-                if part is not None:
-                    part.handed_s, part.fate = at_s, ON_ITS_WAY
-                    part.steps, part.tokens = job.header.steps, job.header.tokens
-                    part.lag = max(0, self._open[job.round].version - 1 - job.header.base_version)
+                self._handed(at_s, job.peer, job.header)
+            case Send(_, FetchOrder(order=order, learner=learner, header=header)):
+                self._orders[order] = (header.round, learner)
+                self._handed(at_s, learner, header)
             case Start(job=jobs.Merge() as job):
                 self._merging(at_s, job)
+            case Send(_, MergeOrder() as ordered):
+                self._merging(at_s, merge_job(ordered))
             case Emit(fact):
                 self._fact(at_s, fact)
             case Do(jobs.Adopt(fragment, version, _)):
                 history = self._of_version(fragment, version)
                 if history is not None:
                     history.ended_s, history.end = at_s, "committed"
+
+    def _handed(self, at_s: float, learner: bytes, header: PushHeader) -> None:
+        part = self._part(header.round, learner)
+        if part is not None and part.fate in (NO_ANSWER, ON_ITS_WAY):
+            part.handed_s, part.fate = at_s, ON_ITS_WAY
+            part.steps, part.tokens = header.steps, header.tokens
+            part.lag = max(0, self._open[header.round].version - 1 - header.base_version)
 
     def _merging(self, at_s: float, job: jobs.Merge) -> None:
         history = self._open.get(job.round)

@@ -63,6 +63,7 @@ class Rounds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     up_codec: CodecName = "int4"
     down_codec: CodecName = "int4"
     participants_max: Annotated[int, Meta(ge=0, le=1000)] = 0
+    mergers_max: Annotated[int, Meta(ge=0, le=5)] = 1
 
     def spec(self) -> RoundSpec:
         """As the charter says it."""

@@ -16,6 +16,7 @@ from protocol.snapshots.manifest import Manifest
 from simulator.checkers.claims import check_claims_are_covered, check_honest_claims
 from simulator.checkers.credit import check_accounts, check_progress
 from simulator.checkers.ledger import Ledger
+from simulator.checkers.mergers import MergerChecker
 from simulator.checkers.merging import RejoinChecker, SafetyChecker, check_all
 from simulator.checkers.provenance import ProvenanceChecker
 from simulator.checkers.snapshots import SnapshotChecker
@@ -46,6 +47,7 @@ class Swarm:
     checker: SafetyChecker
     ledger: Ledger
     rejoins: RejoinChecker
+    mergers: MergerChecker
     witnesses: list[SimWitness]
     sets: ProvenanceChecker | None = None
     """Who compares sets of local steps, where weights are that."""
@@ -65,6 +67,7 @@ class Swarm:
         check_honest_claims(self.world.facts)
         check_claims_are_covered(self.ledger, self.syncers[0].tiny.genesis.data)
         check_progress(self.ledger, self.syncers)
+        self.mergers.check()
 
     @property
     def merges(self) -> int:
@@ -176,11 +179,18 @@ def build_swarm(
         for at, (one, batch) in enumerate(zip_longest(speeds or map(SpeedModel, steps_s), batches))
     ]
     watch = partial(SimWitness, world, tiny, observer=ledger.add)
-    checks = SafetyChecker(world, ledger), ledger, RejoinChecker(world)
+    checks = _judged(world, ledger)
     swarm = Swarm(world, hosts, learners, *checks, [watch(one, name=one.name) for one in watching])
     _record(swarm, tape, tensors)
     _boot([*hosts, *swarm.witnesses], learners, join_s)
     return swarm
+
+
+def _judged(
+    world: World, ledger: Ledger
+) -> tuple[SafetyChecker, Ledger, RejoinChecker, MergerChecker]:
+    """Who watches from the start."""
+    return SafetyChecker(world, ledger), ledger, RejoinChecker(world), MergerChecker(world, ledger)
 
 
 def _record(

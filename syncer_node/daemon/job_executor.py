@@ -93,6 +93,8 @@ class JobExecutor:
                 return await self._fetch_push(job)
             case jobs.Merge():
                 return await self._merge(job)
+            case jobs.TakeMerge():
+                return await self._take(job)
             case jobs.FetchPayload():
                 return await self._fetch_payload(job)
             case jobs.FetchWeights():
@@ -146,7 +148,8 @@ class JobExecutor:
         turn = contextlib.nullcontext() if job.is_proven else self._strangers
         try:
             async with asyncio.timeout(job.left_s), turn:
-                payload = await self.transport.fetch(job.peer, header.digest, header.payload_bytes)
+                source = job.source or job.peer
+                payload = await self.transport.fetch(source, header.digest, header.payload_bytes)
             keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
             await asyncio.get_running_loop().run_in_executor(self.check_pool, keep)
         except MalformedPayload as error:
@@ -187,14 +190,36 @@ class JobExecutor:
             seconds=time.monotonic() - started_s,
         )
 
+    async def _take(self, job: jobs.TakeMerge) -> JobResult:
+        """What a merger merged, fetched from it and computed again as far as that can be."""
+        merge, result = job.merge, job.result
+        sources = [result.merger] if result.merger is not None else []
+        wanted = [(result.payload, result.payload_bytes)]
+        (payload,) = await fetch_from(self.transport, sources, wanted)
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self.merge_pool, self.bank.take, merge, result, payload
+            )
+        except CorruptState as error:
+            return Failed(str(error))
+        place = (merge.fragment, merge.version, result.payload)
+        await self._on_disk(self.store.write_payload, *place, payload)
+        return jobs.MergeTaken()
+
     # Keeping up, and getting back what was lost.
 
     async def _fetch_payload(self, job: jobs.FetchPayload) -> JobResult:
         merged = job.merged
+        place = (merged.fragment, merged.version, merged.payload)
+        if merged.merger == self.transport.key:
+            with contextlib.suppress(CorruptState):
+                await self._on_disk(self.store.read_payload, *place)
+                return jobs.PayloadKept()  # Merged here.
         wanted = [(merged.payload, merged.payload_bytes)]
         sources = await self._sources(job.leader)
+        if merged.merger in sources:
+            sources = [merged.merger, *(key for key in sources if key != merged.merger)]
         (payload,) = await fetch_from(self.transport, sources, wanted)
-        place = (merged.fragment, merged.version, merged.payload)
         try:
             await self._on_disk(self.store.write_payload, *place, bytes(payload))
         except TransientError as error:

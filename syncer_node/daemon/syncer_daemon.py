@@ -69,7 +69,7 @@ from syncer_node.daemon import status
 from syncer_node.daemon.job_executor import JobExecutor
 from syncer_node.daemon.shard_copies import ShardCopies
 from syncer_node.daemon.voter_daemon import VoterDaemon, Work, run_voter
-from syncer_node.daemon.voting_status import seat_status
+from syncer_node.daemon.voting_status import seat_status, show_mergers
 from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Phase
 from syncer_node.machine.merge_totals import MergeTotals
@@ -475,6 +475,9 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         newest = [fragment.version for fragment in machine.state.fragments]
         peers = status.peer_rows(leadership, newest, now_s) if leadership else []
         status.add_links(peers, self.transport)
+        seat = seat_status(machine.raft, now_s, machine.standby.trouble)
+        if leadership is not None:
+            show_mergers(seat, leadership.mergers)
         pushes = sum(one.merges for one in machine.state.accounts.values())
         here = {session.peer for session in leadership.members.live()} if leadership else set()
         return SyncerStatus(
@@ -505,7 +508,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             payload_bytes=books.payload_bytes,
             payload_params=books.payload_params,
             checkpoint_dir=str(self.store.root / "checkpoints"),
-            seat=seat_status(machine.raft, now_s, machine.standby.trouble),
+            seat=seat,
             snapshots=status.snapshot_status(machine, now_s),
             loop_lag=self.loop_watch.lag(),
             contributors=leading_rows(machine.state, here),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from protocol import limits
 from protocol.status import SeatStatus, VoterRow
+from syncer_node.machine.merging.mergers import Mergers
 from syncer_node.raft.context import Role
 from syncer_node.raft.raft import Raft
 
@@ -42,6 +45,18 @@ def seat_status(raft: Raft, now_s: float, trouble: str = "") -> SeatStatus:
             for voter in sorted(log.charter.voters, key=lambda v: (v.role, -v.priority, v.key))
         ],
     )
+
+
+def show_mergers(seat: SeatStatus, mergers: Mergers) -> None:
+    """Who merges how much, where several syncers do."""
+    held = Counter(mergers.assignment.mergers.values())
+    if not held.keys() - {mergers.own}:
+        return
+    for row in seat.voters:
+        if row.role == "syncer":
+            key = bytes.fromhex(row.key)
+            row.fragments = held[key]
+            row.merge_bytes_per_s = mergers.assignment.load(key).bytes_per_s
 
 
 def _row(raft: Raft, key: bytes, role: str, priority: int, now_s: float) -> VoterRow:

@@ -38,6 +38,12 @@ class FetchPush:
     """Until the deadline of the pull: later it counts for nothing."""
     is_proven: bool
     """Something of this learner was merged before."""
+    source: bytes | None = None
+    """Who else has it; None for the learner."""
+
+    @property
+    def push(self) -> PushId:
+        return (self.peer, self.header.incarnation, self.header.sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,25 @@ class Merged:
     """None where nothing was merged lately."""
     novelties: tuple[float | None, ...] = ()
     """As `echoes`; None for one where too few others were in the merge."""
+    merger: bytes | None = None
+    """Who merged, if it was not this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMerge:
+    """Fetch what a merger merged, keep it durably, and take the outer step from it, as a candidate.
+
+    Answer: `MergeTaken`. Nothing of it counts where the state comes out differently.
+    """
+
+    order: int
+    merge: Merge
+    result: Merged
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTaken:
+    """The candidate is here, as if this host had merged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
 from syncer_node.machine.evaluating import Evaluating
 from syncer_node.machine.leasing import Leasing
+from syncer_node.machine.merging.assignment import Assignment
+from syncer_node.machine.merging.mergers import Mergers
 from syncer_node.machine.pacing import Pace
 from syncer_node.machine.receipt_issuer import Receipts
 from syncer_node.machine.recent_entries import RecentEntries
@@ -79,9 +81,12 @@ class Leadership:
         propose: Callable[[records.Body], None],
         snapshots: list[SnapshotOutline],
         networks: Mapping[bytes, str],
+        able: Callable[[], tuple[bytes, ...]],
+        seat: tuple[int, int],
         now_s: float,
     ) -> None:
-        """snapshots: those on this host's disk. networks: where connected hosts come from."""
+        """snapshots: those on this host's disk. networks: where connected hosts come from. able:
+        other syncers that could merge. seat: epoch and term."""
         self.setup = setup
         self.effects = effects
         self.state = state
@@ -102,6 +107,7 @@ class Leadership:
         charter = setup.charter
         self.invites = Invites(state, propose)
         self.contributor_notes = ContributorNotes(state, self.members, propose)
+        self.mergers = self._new_mergers(able, *seat)
         self.rounds = self._new_rounds()
         self.leasing = self._new_leasing()
         self.receipts = Receipts(effects, state, self.members)
@@ -116,6 +122,23 @@ class Leadership:
         self.snapshots = Snapshots(setup, effects, recent, self.members, self.rounds, snapshots)
         self.probing = self._new_probing()
         self._begin()
+
+    def _new_mergers(self, able: Callable[[], tuple[bytes, ...]], epoch: int, term: int) -> Mergers:
+        spec = self.setup.charter.rounds
+        return Mergers(
+            effects=self.effects,
+            own=self.setup.signer.key,
+            epoch=epoch,
+            term=term,
+            able=able,
+            fetched=lambda job, result: self.on_fetched(job, result, self._now_s),
+            merged=lambda job, result: self.rounds.on_merged(job, result, self._now_s),
+            lose=lambda job, pushes: self.rounds.without(job, pushes),
+            most=spec.mergers_max,
+            pull_timeout_s=spec.pull_timeout_s,
+            assignment=Assignment(self.setup.numels),
+            now_s=self._now_s,
+        )
 
     def _new_rounds(self) -> Rounds:
         setup, state, rounds = self.setup, self.state, self.setup.charter.rounds
@@ -134,6 +157,7 @@ class Leadership:
             contributor_notes=self.contributor_notes,
             pace=Pace(rounds, setup.genesis.fragments),
             window=GraceWindow(rounds.grace_safety, rounds.overlap_steps),
+            mergers=self.mergers,
             last_round=state.rounds,
             proposed_step=state.global_step,
         )
@@ -266,6 +290,7 @@ class Leadership:
         is_paused = self.state.pause is not None
         is_resting = self.state.is_resting
         is_open = self.phase is Phase.TRAINING and not self.is_closing and not is_resting
+        self.mergers.look(now_s)
         self.rounds.look(now_s, may_open=is_open and may_open)
         self.snapshots.look(now_s, may_begin=is_open and may_open)
         self.probing.look(now_s)
@@ -326,6 +351,7 @@ class Leadership:
         times = [self.rounds.deadline_s(self._now_s), self.evaluating.deadline_s()]
         times += [self.snapshots.deadline_s(), self.contributor_notes.deadline_s()]
         times.append(self.probing.deadline_s())
+        times.append(self.mergers.deadline_s())
         times.append(self.restoring.deadline_s())
         times.append(self.leasing.deadline_s())
         return min((t for t in times if t is not None), default=1e18)
@@ -619,6 +645,29 @@ class Leadership:
         if session is not None and is_its and header.sequence in self.rounds.in_hand(session.key):
             may = self.phase is Phase.TRAINING and not self.is_closing
             self.probing.on_arrived(session, header, now_s, may=may)
+
+    def on_merging_job(
+        self, job: jobs.FetchPush | jobs.Merge | jobs.TakeMerge, result: object, now_s: float
+    ) -> None:
+        """What this host fetched or merged is here, or is not."""
+        self._now_s = now_s
+        match job:
+            case jobs.FetchPush():
+                self.mergers.on_fetched_here(job, result, now_s)
+            case jobs.Merge():
+                self.mergers.on_merged_here(job, result, now_s)
+            case jobs.TakeMerge():
+                self.mergers.on_taken(job, result, now_s)
+
+    def on_answer(self, merger: bytes, answer: messages.OrderAnswer, now_s: float) -> None:
+        """What a merger says to an order. Raises UnexpectedMessage."""
+        self._now_s = now_s
+        self.mergers.receive(merger, answer, now_s)
+
+    def lose_merger(self, merger: bytes, now_s: float) -> None:
+        """The stream to another syncer ended."""
+        self._now_s = self.mergers.now_s = now_s
+        self.mergers.on_down(merger)
 
     def lose(self, peer: bytes, reason: str, now_s: float, *, has_left: bool = False) -> None:
         """A stream ended, or somebody left."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from protocol.machine import Event, JobDone, Received
-from protocol.messages import Heartbeat, Push
+from protocol.messages import Heartbeat, Push, PushHeld
 from syncer_node.machine.jobs import PushFetched
 from syncer_node.machine.leadership import Leadership
 
@@ -37,7 +37,7 @@ def look_s(event: Event, leadership: Leadership | None, *, looked_s: float, now_
             learners = len(leadership.members.sessions) if leadership is not None else 0
             pause_s = min(BEATS_LOOK_S * learners, max(BEATS_LOOK_S_MAX, PUSHES_LOOK_S * learners))
             return looked_s + pause_s if is_news else math.inf
-        case Received(_, Push()) | JobDone(_, PushFetched()):
+        case Received(_, Push() | PushHeld()) | JobDone(_, PushFetched()):
             learners = len(leadership.members.sessions) if leadership is not None else 0
             if leadership is not None and learners > FEW and not _is_ripe(leadership, now_s):
                 return looked_s + PUSHES_LOOK_S * learners

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as replace_fields
@@ -24,6 +24,7 @@ from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
+from syncer_node.machine.merging.mergers import Mergers
 from syncer_node.machine.pacing import Pace, median_step_s
 from syncer_node.machine.trust.coverage import Coverage
 from syncer_node.machine.trust.judge import Judge
@@ -38,6 +39,9 @@ STEP_S_MIN = 0.01
 LEAVING_EVERY_S = 2.0
 """Rounds of one fragment for those who leave come no more often: one that they answered left them
 nothing on it, and one that they declined is not asked for again at once."""
+
+PAYLOAD_LOST = "its payload is gone, and it cannot be fetched again"
+"""Why a push does not count whose merger was lost, with whoever else had it."""
 
 PUT_OUT = "its key may not take part any more"
 """Why a push of a learner that is put out does not count."""
@@ -114,6 +118,32 @@ def _contributions(job: jobs.Merge, result: jobs.Merged) -> tuple[Contribution, 
 
 
 @dataclass(slots=True)
+class Busy:
+    """From whom a push is on its way, or was asked for.
+
+    A learner hands in one push at a time to each merger: these have lines of their own, and would
+    wait for each other if all of them waited for the same learners. One whose line is slower than
+    all of that hands in one at a time.
+    """
+
+    merger_of: Callable[[int], bytes]
+    by_merger: dict[bytes, set[bytes]] = field(default_factory=dict)
+
+    def add(self, fragment: int, learners: Iterable[bytes]) -> None:
+        self.by_merger.setdefault(self.merger_of(fragment), set()).update(learners)
+
+    def has_for_all(self, learner: bytes, fragments: list[int]) -> bool:
+        """Whether it is busy with the mergers of all these fragments."""
+        return all(learner in self.by_merger.get(self.merger_of(one), ()) for one in fragments)
+
+    def has(self, learner: bytes, fragment: int, *, is_slow: bool) -> bool:
+        """Whether it should not be asked for this fragment now."""
+        if is_slow:
+            return any(learner in some for some in self.by_merger.values())
+        return learner in self.by_merger.get(self.merger_of(fragment), ())
+
+
+@dataclass(slots=True)
 class Rounds:
     """Up to tau rounds at a time, always on different fragments."""
 
@@ -133,6 +163,7 @@ class Rounds:
     contributor_notes: ContributorNotes
     pace: Pace
     window: GraceWindow
+    mergers: Mergers
     rounds: dict[int, Round] = field(default_factory=dict)
     last_round: int = 0
     proposed_step: int = 0
@@ -156,6 +187,7 @@ class Rounds:
         """Go on under another charter; rounds in flight end under the one they began with."""
         self.spec, self.outer, self.judge.outer = spec, outer, outer
         self.pace.spec = spec
+        self.mergers.most, self.mergers.pull_timeout_s = spec.mergers_max, spec.pull_timeout_s
 
     # What comes in.
 
@@ -186,7 +218,8 @@ class Rounds:
         ticket.state = PullState.SENDING
         left_s = ticket.asked_s + self.spec.pull_timeout_s - now_s
         is_proven = session.merges > 0
-        self.effects.start(jobs.FetchPush(session.peer, header.round, header, left_s, is_proven))
+        job = jobs.FetchPush(session.peer, header.round, header, left_s, is_proven)
+        self.mergers.fetch(job, now_s)
 
     def _forget_sequences(self) -> None:
         """Of sessions that are over: their pulls are void, so nothing of theirs can count again."""
@@ -262,7 +295,7 @@ class Rounds:
                     newest=self.last_round,
                 )
             else:
-                self.effects.do(jobs.Forget((push_id(job.peer, job.header),)))
+                self.mergers.forget((push_id(job.peer, job.header),))
             return
         if ticket is not None and is_awaited:
             ticket.state = PullState.FAILED
@@ -288,7 +321,7 @@ class Rounds:
             self._abandon(current, GUARD_PAUSED)
             return
         if any(part.learner in self.barred for part in job.parts):
-            self._merge_again(current, job)
+            self._merge_again(current, job, now_s)
             return
         current.fire("merged")
         self.proposed_step = max(self.proposed_step, self.state.global_step) + 1
@@ -305,10 +338,11 @@ class Rounds:
             nesterov=job.outer.nesterov,
             state=result.state,
             contributions=_contributions(job, result),
+            merger=result.merger,
         )
         self.propose(merged)
 
-    def _merge_again(self, current: Round, job: jobs.Merge) -> None:
+    def _merge_again(self, current: Round, job: jobs.Merge, now_s: float) -> None:
         """Without those that were put out while this was calculated."""
         for part in job.parts:
             if part.learner in self.barred:
@@ -316,9 +350,27 @@ class Rounds:
                 self._let_go(part.learner, part.header, "abandoned", self._why_barred(part.learner))
         left = tuple(part for part in job.parts if part.learner not in self.barred)
         if left:
-            self.effects.start(replace(job, parts=left))
+            self.mergers.merge(replace(job, parts=left), now_s)
         else:
             self._abandon(current, self._why_barred(job.parts[0].learner))
+
+    def without(self, job: jobs.Merge, lost: list[jobs.PushId]) -> jobs.Merge | None:
+        """The merge without pushes that nobody has any more; None, and no round, if none is left.
+
+        As with late ones, their learners hear of it, and hand the local steps in again.
+        """
+        current = self.rounds.get(job.round)
+        if current is None:
+            return None
+        for part in job.parts:
+            if part.push in lost:
+                current.strike(current.tickets[part.learner])
+                self._let_go(part.learner, part.header, "abandoned", PAYLOAD_LOST)
+        left = tuple(part for part in job.parts if part.push not in lost)
+        if left:
+            return replace(job, parts=left)
+        self._abandon(current, PAYLOAD_LOST)
+        return None
 
     def _why_barred(self, peer: bytes) -> str:
         return SUSPENDED if self.state.is_suspended(peer) else PUT_OUT
@@ -329,9 +381,7 @@ class Rounds:
         self.proposed.pop(merged.round, None)
         current.fire("committed")
         self.effects.do(jobs.Adopt(merged.fragment, merged.version, merged.payload))
-        self.effects.do(
-            jobs.Forget(tuple(push_id(peer, header) for peer, header in current.arrived))
-        )
+        self.mergers.forget(tuple(push_id(peer, header) for peer, header in current.arrived))
         self.merges_here += 1
         self.stalled = ""
         if current.closed_s is not None:
@@ -427,15 +477,16 @@ class Rounds:
         self._expire(now_s)
         collecting = [current for current in self.rounds.values() if current.is_collecting]
         if collecting:
-            able, taken, mute = (
+            able, busy, mute = (
                 self.members.handing_in(),
                 self._busy(now_s),
                 self.judge.without_say(),
             )
-            free = [session for session in able if session.peer not in taken]
+            fragments = [current.fragment for current in collecting]
+            free = [session for session in able if not busy.has_for_all(session.peer, fragments)]
             for current in collecting:
                 current.trusted = current.trusted_of(able, mute)
-                self._ask(current, free, taken, mute, now_s)
+                self._ask(current, free, busy, mute, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_to_open(now_s)
@@ -478,8 +529,8 @@ class Rounds:
         version = self.state.fragments[fragment].version
         if not self.pace.may_open(fragment, version, training, now_s):
             return None
-        taken = self._busy(now_s)
-        if any(self._can_ask(session, fragment, version, taken) for session in training):
+        busy = self._busy(now_s)
+        if any(self._can_ask(session, fragment, version, busy) for session in training):
             return fragment
         # Nobody can be asked. If all that there is was here too late for its round, a round of that
         # alone must open: nobody else would ever open one. Else some are busy, and soon are not.
@@ -489,36 +540,40 @@ class Rounds:
     def _of_those_who_leave(self, coming: list[int], now_s: float) -> int | None:
         """The first fragment on which somebody who leaves has local steps, or gave some late."""
         leaving, opened_s = self.members.leaving(), self.pace.leaving_opened_s
-        taken = self._busy(now_s) if leaving else set()
+        busy = self._busy(now_s) if leaving else Busy(self.mergers.of)
         for fragment in coming:
             version = self.state.fragments[fragment].version
             is_due = now_s >= opened_s.get(fragment, -LEAVING_EVERY_S) + LEAVING_EVERY_S
             if is_due and any(
-                self._can_ask(one, fragment, version, taken) or self._has_given(one, fragment)
+                self._can_ask(one, fragment, version, busy) or self._has_given(one, fragment)
                 for one in leaving
             ):
                 opened_s[fragment] = now_s
                 return fragment
         return None
 
-    def _busy(self, now_s: float) -> set[bytes]:
+    def _busy(self, now_s: float) -> Busy:
         """Learners from whom a push is on its way, or was asked for.
 
         With hundreds of learners nearly all of them are busy most of the time, and a syncer looks
         often: so this is found once for a look, not once for each learner and round.
         """
-        found: set[bytes] = set()
+        found = Busy(self.mergers.of)
         for current in self.rounds.values():
             if current.is_collecting:
-                found.update(current.pending(now_s))
+                found.add(current.fragment, current.pending(now_s))
         timeout_s = self.spec.pull_timeout_s
-        late = self.stragglers.items()
-        found.update(peer for (_, peer), one in late if one.is_pending(now_s, timeout_s))
+        for (fragment, peer), one in self.stragglers.items():
+            if one.is_pending(now_s, timeout_s):
+                found.add(fragment, (peer,))
         return found
 
-    def _can_ask(self, session: Session, fragment: int, version: int, taken: set[bytes]) -> bool:
-        """Whether a pull would bring something. taken: who is `_busy`."""
-        if session.peer in taken or (fragment, session.peer) in self.stragglers:
+    def _can_ask(self, session: Session, fragment: int, version: int, busy: Busy) -> bool:
+        """Whether a pull would bring something. busy: of `_busy`."""
+        is_slow = self.uplinks.spans.get(session.key, 1) > self.spec.overlap_steps
+        if busy.has(session.peer, fragment, is_slow=is_slow):
+            return False
+        if (fragment, session.peer) in self.stragglers:
             return False
         return session.can_push(fragment, version)
 
@@ -534,6 +589,7 @@ class Rounds:
         return [at for _, at in sorted(free)]
 
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
+        self.mergers.open(fragment)
         self.last_round = max(self.last_round, self.state.rounds) + 1
         current = Round(self.last_round, fragment, version, now_s, self.spec)
         current.quorum = self.judge.quorum_to_begin(fragment, self.spec.participants_max)
@@ -556,7 +612,7 @@ class Rounds:
         self,
         current: Round,
         able: list[Session],
-        taken: set[bytes],
+        busy: Busy,
         mute: set[bytes],
         now_s: float,
     ) -> None:
@@ -569,7 +625,7 @@ class Rounds:
             session
             for session in able
             if session.peer not in current.tickets
-            and self._can_ask(session, current.fragment, current.version - 1, taken)
+            and self._can_ask(session, current.fragment, current.version - 1, busy)
         ]
         if not fit:
             return
@@ -585,7 +641,7 @@ class Rounds:
             session.asked[current.fragment] = current.number
             is_trusted = session.peer not in mute
             current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
-            taken.add(session.peer)
+            busy.add(current.fragment, (session.peer,))
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.effects.send(session.peer, pull)
 
@@ -651,17 +707,16 @@ class Rounds:
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
         judging = self.judge.is_judging
         against = self.judge.against(current, self.rng.getrandbits(64)) if judging else None
-        self.effects.start(
-            jobs.Merge(
-                round=current.number,
-                fragment=current.fragment,
-                version=current.version,
-                codec=self.spec.down_codec,
-                outer=self._outer_for(parts),
-                parts=tuple(parts),
-                against=against,
-            )
+        job = jobs.Merge(
+            round=current.number,
+            fragment=current.fragment,
+            version=current.version,
+            codec=self.spec.down_codec,
+            outer=self._outer_for(parts),
+            parts=tuple(parts),
+            against=against,
         )
+        self.mergers.merge(job, now_s)
 
     def _outer_for(self, parts: list[jobs.MergePart]) -> OuterSpec:
         """The outer step of a merge: shorter where pushes hold what several rounds left out.
@@ -706,7 +761,7 @@ class Rounds:
                 current.take(peer, ticket)
 
     def _let_go(self, peer: bytes, header: PushHeader, outcome: Outcome, reason: str) -> None:
-        self.effects.do(jobs.Forget((push_id(peer, header),)))
+        self.mergers.forget((push_id(peer, header),))
         self._settle(peer, header, outcome, reason)
 
     def _version_after(self, fragment: int) -> int:
@@ -733,9 +788,7 @@ class Rounds:
             if ticket.state is PullState.SENDING and ticket.header is not None:
                 ticket.state = PullState.FAILED
                 self._settle(peer, ticket.header, "abandoned", reason)
-        self.effects.do(
-            jobs.Forget(tuple(push_id(peer, header) for peer, header in current.arrived))
-        )
+        self.mergers.forget(tuple(push_id(peer, header) for peer, header in current.arrived))
         current.fire("abandon")
         self.effects.emit(RoundAbandoned(current.number, current.fragment, reason))
 

@@ -27,6 +27,7 @@ from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
 from syncer_node.machine.lost_history import LostHistory, lost_history
+from syncer_node.machine.merging.merger import Merger
 from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
@@ -78,6 +79,7 @@ class SyncerMachine(VoterBase):
             is_needed=self._is_needed,
             held=list(recovered.held),
         )
+        self.merger = Merger(effects=self.effects, held=lambda at: self.standby.held[at])
         self.networks: dict[bytes, str] = {}
         """Where hosts without a vote that are connected come from."""
         self._looked_s = -1.0
@@ -150,6 +152,7 @@ class SyncerMachine(VoterBase):
         self._tell_store()
         self._step_aside()
         self._offer_checkpoint()
+        self.merger.look()
         if self.leadership is None and self._may_open_leadership():
             self.open_leadership()
         if self.leadership is not None:
@@ -223,6 +226,10 @@ class SyncerMachine(VoterBase):
         return not is_over and is_certain and self.standby.is_idle
 
     def open_leadership(self) -> None:
+        self.merger.drop()
+        # What was merged for a former leader is none of this seat's rounds.
+        self.effects.forget((jobs.FetchPush, jobs.Merge))
+        context = self.raft.context
         self.leadership = Leadership(
             self.setup,
             effects=self.effects,
@@ -232,8 +239,14 @@ class SyncerMachine(VoterBase):
             propose=self.raft.propose,
             snapshots=self.snapshots,
             networks=self.networks,
+            able=self._able_mergers,
+            seat=(context.epoch, context.term),
             now_s=self._now_s,
         )
+
+    def _able_mergers(self) -> tuple[bytes, ...]:
+        """Other syncers that are here and have the log, up to what is under way."""
+        return tuple(peer.key for peer in self.raft.replication.standbys())
 
     def _hand_over(self) -> None:
         if self.leadership is not None:
@@ -280,7 +293,7 @@ class SyncerMachine(VoterBase):
         self.effects.forget(
             (
                 *(jobs.InitialiseWeights, jobs.FetchPush, jobs.Merge, jobs.WriteSnapshot),
-                jobs.HoldCheckpoint,
+                *(jobs.HoldCheckpoint, jobs.TakeMerge),
             )
         )
 
@@ -357,6 +370,21 @@ class SyncerMachine(VoterBase):
             self._is_over = True
             self.effects.out.append(Stop(words, RESTART_EXIT))
 
+    def on_merging(
+        self, peer: bytes, message: messages.OrderMessage | messages.OrderAnswer
+    ) -> None:
+        """An order of the leader, or an answer to one of ours; of another term it means nothing."""
+        context = self.raft.context
+        is_now = (message.epoch, message.term) == (context.epoch, context.term)
+        if isinstance(message, messages.OrderAnswer):
+            if self.leadership is not None and is_now:
+                self.leadership.on_answer(peer, message, self._now_s)
+        elif is_now and peer == self.raft.leader:
+            self.merger.receive((peer, context.epoch, context.term), message)
+        elif isinstance(message, messages.FetchOrder | messages.MergeOrder):
+            where = (message.epoch, message.term, message.order)
+            self.effects.send(peer, messages.OrderFailed(*where, "it follows another leader"))
+
     # Peers.
 
     def _peer_up(self, peer: bytes, network: str) -> None:
@@ -367,6 +395,10 @@ class SyncerMachine(VoterBase):
     def _peer_down(self, peer: bytes, reason: str) -> None:
         super()._peer_down(peer, reason)
         self.networks.pop(peer, None)
+        if self.merger.seat is not None and peer == self.merger.seat[0]:
+            self.merger.drop()
+        if self.leadership is not None and self.raft.is_voter(peer):
+            self.leadership.lose_merger(peer, self._now_s)
         if self.leadership is not None and not self.raft.is_voter(peer):
             self.leadership.lose(peer, reason, self._now_s)
 
@@ -425,14 +457,13 @@ class SyncerMachine(VoterBase):
             self.snapshots.append(job.manifest.outline)
             self.snapshots[:] = [one for one in self.snapshots if one.snapshot in job.kept]
         if self.leadership is None:
+            self._merger_job_done(job, result)
             return
         match job:
+            case jobs.FetchPush() | jobs.Merge() | jobs.TakeMerge():
+                self.leadership.on_merging_job(job, result, self._now_s)
             case jobs.InitialiseWeights():
                 self.leadership.on_weights(result)
-            case jobs.FetchPush():
-                self.leadership.on_fetched(job, result, self._now_s)
-            case jobs.Merge():
-                self.leadership.rounds.on_merged(job, result, self._now_s)
             case jobs.WriteSnapshot():
                 self.leadership.snapshots.on_written(job, result, self._now_s)
             case jobs.KeepSnapshot():
@@ -441,3 +472,11 @@ class SyncerMachine(VoterBase):
                 self.leadership.restoring.on_held(job, result, self._now_s)
             case _:
                 pass  # Answered before.
+
+    def _merger_job_done(self, job: object, result: object) -> None:
+        """The answer to something that a leader ordered."""
+        match job:
+            case jobs.FetchPush():
+                self.merger.on_fetched(job, result)
+            case jobs.Merge():
+                self.merger.on_merged(job, result)

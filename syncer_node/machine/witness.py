@@ -6,6 +6,7 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 from __future__ import annotations
 
 from protocol import limits, messages, wire
+from protocol.errors import UnexpectedMessage
 from protocol.log.accounts import Account
 from protocol.log.records import CharterAdopted
 from protocol.log.state import SwarmSummary
@@ -99,6 +100,11 @@ class WitnessMachine(VoterBase):
             return
         self.is_installing = self.raft.replication.is_held = True
         self.effects.start(InstallState(offer.entry, summary, tuple(origins)))
+
+    def on_merging(
+        self, peer: bytes, message: messages.OrderMessage | messages.OrderAnswer
+    ) -> None:
+        raise UnexpectedMessage(f"{type(message).__name__} to a witness")
 
     def on_newer_charter(self, envelope: messages.Envelope, charter: Charter) -> None:
         self.effects.do(KeepCharter(envelope))

@@ -13,7 +13,14 @@ from protocol.effect_queue import EffectQueue
 from protocol.log.accounts import Account
 from protocol.log.records import Electorate
 from protocol.machine import Disconnect, Failed
-from protocol.messages import CertifiedRecord, Envelope, Message, StateOffer
+from protocol.messages import (
+    CertifiedRecord,
+    Envelope,
+    Message,
+    OrderAnswer,
+    OrderMessage,
+    StateOffer,
+)
 from protocol.project import Charter
 from protocol.signing import Signer, Verify
 from protocol.trace import RoleChanged
@@ -79,6 +86,10 @@ class RaftApp(Protocol):
         origins: list[CertifiedRecord],
         accounts: dict[bytes, Account],
     ) -> None: ...
+
+    def on_merging(self, peer: bytes, message: OrderMessage | OrderAnswer) -> None:
+        """An order of the leader to a merger, or an answer. Raises UnexpectedMessage."""
+        ...
 
     def on_newer_charter(self, envelope: Envelope, charter: Charter) -> None:
         """The owner signed a newer charter than any seen here before."""

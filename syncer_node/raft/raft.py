@@ -203,6 +203,8 @@ class Raft:
                 self._accounts |= accounts
                 if len(self._accounts) > limits.ACCOUNTS_MAX:
                     raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
+            case _ if isinstance(message, messages.OrderMessage | messages.OrderAnswer):
+                self.context.app.on_merging(peer.key, message)
             case _:
                 self._replicate(peer, message)
 

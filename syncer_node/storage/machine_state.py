@@ -21,7 +21,16 @@ from protocol.log.accounts import Account
 from protocol.log.records import Admission, FragmentMerged, Record, record_hash
 from protocol.log.state import SwarmState
 from protocol.machine import Job
-from protocol.messages import Certificate, CertifiedRecord, Envelope, Message, Outcome, Vote
+from protocol.messages import (
+    Certificate,
+    CertifiedRecord,
+    Envelope,
+    FetchOrder,
+    MergeOrder,
+    Message,
+    Outcome,
+    Vote,
+)
 from protocol.peers.membership import Session
 from protocol.project import Charter, Genesis, RoundSpec
 from protocol.quorum import GraceWindow
@@ -33,6 +42,8 @@ from protocol.status import RestoreRow
 from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.lost_history import LostHistory
+from syncer_node.machine.merging.assignment import Assignment
+from syncer_node.machine.merging.mergers import Fetching, Merging
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.syncer import SyncerMachine
 from syncer_node.machine.text_supply import Supply
@@ -62,6 +73,7 @@ _JOBS: Final[dict[str, type[Any]]] = {
         jobs.InitialiseWeights,
         jobs.FetchPush,
         jobs.Merge,
+        jobs.TakeMerge,
         jobs.FetchPayload,
         jobs.FetchWeights,
         jobs.LoadWeights,
@@ -212,6 +224,17 @@ class StandbyFields(_State):
     _repairing: set[int]
     _repair_s: dict[int, float]
     _was_missing: bool
+
+
+class MergerFields(_State):
+    """`Merger`."""
+
+    seat: tuple[bytes, int, int] | None = None
+    fetching: dict[jobs.PushId, FetchOrder] = msgspec.field(default_factory=dict)
+    pushes: dict[jobs.PushId, None] = msgspec.field(default_factory=dict)
+    waiting: dict[int, MergeOrder] = msgspec.field(default_factory=dict)
+    merging: dict[int, MergeOrder] = msgspec.field(default_factory=dict)
+    lent: set[bytes] = msgspec.field(default_factory=set)
 
 
 class LeadershipFields(_State):
@@ -379,6 +402,24 @@ class ProbingFields(_State):
     unanswered: int = 0
 
 
+class MergersFields(_State):
+    """`Mergers`, whose bounds are the charter's."""
+
+    epoch: int = 0
+    term: int = 0
+    assignment: Assignment = msgspec.field(default_factory=lambda: Assignment(()))
+    holders: dict[jobs.PushId, dict[bytes, None]] = msgspec.field(default_factory=dict)
+    fetching: dict[int, Fetching] = msgspec.field(default_factory=dict)
+    gathering: dict[jobs.PushId, int] = msgspec.field(default_factory=dict)
+    merging: dict[int, Merging] = msgspec.field(default_factory=dict)
+    resting: dict[bytes, float] = msgspec.field(default_factory=dict)
+    lent: dict[bytes, tuple[bytes, jobs.PushId]] = msgspec.field(default_factory=dict)
+    carried: dict[tuple[bytes, bytes], float] = msgspec.field(default_factory=dict)
+    last_order: int = 0
+    usual_s: float | None = None
+    now_s: float = 0.0
+
+
 class TrailsFields(_State):
     """`ReadingTrails`."""
 
@@ -405,6 +446,7 @@ class LeaderState(_State):
     supply: SupplyFields = msgspec.field(default_factory=SupplyFields)
     coverage: CoverageFields = msgspec.field(default_factory=CoverageFields)
     restoring: RestoringFields = msgspec.field(default_factory=RestoringFields)
+    mergers: MergersFields = msgspec.field(default_factory=MergersFields)
 
 
 class VoterState(_State):
@@ -434,6 +476,7 @@ class VoterState(_State):
     """Number of the job that it replays."""
     wanted: dict[int, bytes]
     """Records whose bytes it lacks."""
+    merger: MergerFields
 
 
 def parts_of(machine: SyncerMachine) -> dict[str, object]:
@@ -448,6 +491,7 @@ def parts_of(machine: SyncerMachine) -> dict[str, object]:
         "replication": raft.replication,
         "proofs": raft.replication.proofs,
         "standby": machine.standby,
+        "merger": machine.merger,
     }
 
 
@@ -468,6 +512,7 @@ def leader_parts_of(leadership: Leadership) -> dict[str, object]:
         "restoring": leadership.restoring,
         "snapshots": leadership.snapshots,
         "probing": leadership.probing,
+        "mergers": leadership.mergers,
         "trails": leadership.probing.trails,
     }
 

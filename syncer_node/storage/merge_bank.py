@@ -23,12 +23,12 @@ from protocol.log.records import FragmentMerged, StateDigests, WeightsRestored
 from protocol.merge_rules import MERGES_COMPARED, RULES, MergeRules
 from protocol.numerics import lengths, versions
 from protocol.numerics.buffers import F32
-from protocol.numerics.codecs import check
+from protocol.numerics.codecs import NonFinite, check
 from protocol.numerics.merge import Contribution, MergeResult, Reference, merge_fragment
 from protocol.numerics.outer import digest, encode_with_feedback
 from protocol.numerics.workers import ALONE, Workers
 from protocol.project import Charter, CodecName
-from syncer_node.machine.jobs import Against, Merge, MergePart, PushId
+from syncer_node.machine.jobs import Against, Merge, Merged, MergePart, PushId
 from syncer_node.storage.own_parts import OwnParts
 
 PUSH_VALUE_MAX = 2.0**40
@@ -278,9 +278,40 @@ class MergeBank:
         self._offer(fragment, payload, version.payload, version.codec)
         self._drop_candidates(fragment, number)
 
+    def take(self, job: Merge, result: Merged, payload: bytes | memoryview) -> None:
+        """Make what a merger merged a candidate. CorruptState if its state is not what follows."""
+        base = self.current(job.fragment)
+        if base.number != job.version - 1:
+            raise CorruptState(
+                f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
+            )
+        failure = f"fragment {job.fragment} v{job.version} is not what its merger said"
+        outer = job.outer
+        try:
+            theta, momentum, manifests = versions.next_version(
+                base.theta,
+                base.momentum,
+                payload,
+                codec=job.codec,
+                learning_rate=outer.learning_rate,
+                momentum_coefficient=outer.momentum,
+                nesterov=outer.nesterov,
+                workers=self._workers,
+            )
+        except (MalformedPayload, NonFinite) as error:
+            raise CorruptState(f"{failure}: {error}") from error
+        if manifests.digests != result.state:
+            raise CorruptState(failure)
+        self._candidates[job.fragment, job.version, result.payload] = Version(
+            job.version, theta, momentum, None, result.state, payload, manifests, job.codec
+        )
+        self.blob_store.put(result.payload, payload)
+
     def _drop_candidates(self, fragment: int, number: int) -> None:
         """Merges up to this version are decided."""
-        void = [key for key in self._candidates if key[0] == fragment and key[1] <= number]
+        # A thread may add one meanwhile: the keys are listed in one go.
+        known = list(self._candidates)
+        void = [key for key in known if key[0] == fragment and key[1] <= number]
         for key in void:
             del self._candidates[key]
             self._own_parts.drop(key)
@@ -292,6 +323,11 @@ class MergeBank:
         base = self.current(fragment)
         if base.number != number - 1:
             raise CorruptState(f"fragment {fragment} is at {base.number}, not {number - 1}")
+        candidate = self._candidates.get((fragment, number, merged.payload))
+        if candidate is not None and candidate.state == merged.state:
+            # Merged here, for another host that leads: with it goes what quantising left over.
+            self.adopt(fragment, number, merged.payload)
+            return
         theta, momentum, manifests = versions.certified_version(
             base.theta, base.momentum, payload, merged, workers=self._workers
         )

@@ -447,6 +447,7 @@ _RESULTS: Final[dict[str, Any]] = {
         jobs.PushFetched,
         jobs.PushRefused,
         jobs.Merged,
+        jobs.MergeTaken,
         jobs.PayloadKept,
         jobs.PayloadNotWritten,
         jobs.Replayed,

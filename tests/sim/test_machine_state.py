@@ -28,9 +28,10 @@ from syncer_node.storage.machine_state import (
     write_machine,
 )
 from syncer_node.storage.tape_recorder import digest_of
+from tests.support.builders import rounds
 
 GIVEN = {
-    "machine": {"setup", "state", "effects", "recent", "leadership", "raft", "standby"},
+    "machine": {"setup", "state", "effects", "recent", "leadership", "raft", "standby", "merger"},
     "log": {"project", "entries"},
     "context": {"setup", "effects", "log", "app"},
     "raft": {"context", "voter_streams", "election", "replication"},
@@ -44,14 +45,18 @@ GIVEN = {
     "leadership": {
         *("setup", "effects", "state", "recent", "faults", "members", "networks", "_propose"),
         *("invites", "contributor_notes", "rounds", "leasing", "receipts", "evaluating"),
-        *("snapshots", "probing", "restoring"),
+        *("snapshots", "probing", "restoring", "mergers"),
+    },
+    "merger": {"effects", "held"},
+    "mergers": {
+        *("effects", "own", "able", "fetched", "merged", "lose", "most", "pull_timeout_s"),
     },
     "members": set(),
     "invites": {"state", "propose"},
     "contributor_notes": {"state", "members", "propose"},
     "rounds": {
         *("effects", "state", "members", "spec", "outer", "numels", "coverage"),
-        *("propose", "contributor_notes", "pace", "rounds", "rng", "judge"),
+        *("propose", "contributor_notes", "pace", "rounds", "rng", "judge", "mergers"),
     },
     "pace": {"spec", "fragments", "_behind"},
     "leasing": {
@@ -173,6 +178,16 @@ def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(seed, every
     assert any(isinstance(record.body, PushProbed) for record in swarm.ledger.records)
     assert twins.compared > 200
     assert twins.led > 0
+
+
+def test_that_holds_while_syncers_merge_for_each_other(monkeypatch):
+    twins = Twins(monkeypatch, 5)
+    spec = rounds(overlap_steps=4, mergers_max=0)
+    swarm = build_swarm(2, syncers=3, outer=PROBING, rounds=spec)
+    troubled(swarm, 30.0)
+    assert {merged.merger for merged in swarm.ledger.merges[-12:]} > {None}
+    assert any(isinstance(record.body, PushProbed) for record in swarm.ledger.records)
+    assert twins.compared > 200
 
 
 @pytest.mark.slow

@@ -177,7 +177,9 @@ def voter_state(row: VoterRow) -> str:
         return "silent" if row.is_here else "not here"
     if row.is_leader:
         return "leads"
-    return "turned away" if row.trouble else "here"
+    if row.trouble:
+        return "turned away"
+    return f"merges {fmt.plural(row.fragments, 'fragment')}" if row.fragments else "here"
 
 
 def lag(row: VoterRow) -> str:

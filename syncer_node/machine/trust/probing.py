@@ -24,7 +24,6 @@ from protocol.peers.membership import Membership, Session
 from protocol.probes import Usual
 from protocol.shards import order_of
 from protocol.trace import LearnerSuspended, ProbeAnswered, ProbeUnanswered
-from syncer_node.machine import jobs
 from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.machine.trust.reading_trails import ReadingTrails
@@ -183,7 +182,7 @@ class Probing:
         )
         self.saved -= COST * len(own)
         push = (session.peer, header.incarnation, header.sequence)
-        self.effects.do(jobs.OfferPush(push, header.digest))
+        holder = self.rounds.mergers.lend(push, header.digest)
         self.effects.send(
             prober.peer,
             Probe(
@@ -195,6 +194,7 @@ class Probing:
                 payload_bytes=header.payload_bytes,
                 own=tuple(own),
                 other=tuple(self._unread(session, read, len(own))),
+                holder=holder,
             ),
         )
 
@@ -275,7 +275,7 @@ class Probing:
         self.effects.emit(ProbeUnanswered(asked.learner, asked.prober, reason))
 
     def _end(self, asked: Asked) -> None:
-        self.effects.do(jobs.RetractPush(asked.payload))
+        self.rounds.mergers.retract(asked.payload)
         del self.asked[asked.number]
 
     def _usual(self) -> Usual:
