@@ -1,8 +1,9 @@
 """Which syncer merges which fragment: shares of the model as large as their measured capacity.
 
-What is measured is how many bytes of pushes a merger took in for each second in which it had
-something to do: its line and its processor together, whichever is slower. A fragment stays where it
-is while that costs little: with it lies what quantising left over of its last merge.
+What is measured is how fast pushes come in while several are on their way, at best, and how fast
+they are merged; the slower of the two counts. How much a merger takes in by and by would say
+nothing: as much as it was given, whoever waits for whom. A fragment stays where it is while that
+costs little: with it lies what quantising left over of its last merge.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass, field
 STAYS = 1.05
 """A fragment moves only where another merger would be done with all that it has in so much less."""
 
-KNOWN_S = 5.0
-"""Busy seconds before what was measured of a merger is believed."""
+WINDOW_PUSHES = 8
+"""Pushes over which the rate at which they come in is taken."""
 
-KEPT_S = 300.0
-"""Busy seconds after which what was measured counts half: lines change."""
+FADES = 0.1
+"""Share by which the best rate comes closer to the newest one, where that is lower."""
+
+MERGE_KEPT = 0.75
+"""Share of the mean rate of merging that stays when a merge is added."""
 
 
 @dataclass(slots=True)
@@ -25,30 +29,50 @@ class Load:
     """What one merger had to do, and how fast it was done."""
 
     out: int = 0
-    """Fetches and merges that it is at."""
+    """Pushes that it is fetching."""
     since_s: float = 0.0
-    busy_s: float = 0.0
-    taken_bytes: float = 0.0
+    window_s: float = 0.0
+    """Since the window began, as far as there was a push to fetch."""
+    window_bytes: int = 0
+    window_pushes: int = 0
+    line_bytes_per_s: float | None = None
+    merge_bytes_per_s: float | None = None
 
     def begin(self, now_s: float) -> None:
-        """It has one thing more to do."""
+        """It has one push more to fetch."""
         if not self.out:
             self.since_s = now_s
         self.out += 1
 
     def end(self, now_s: float, size: int = 0) -> None:
-        """It has done one thing, with so many bytes of a push, or is not waited for any more."""
-        self.busy_s += max(0.0, now_s - self.since_s)
+        """It has fetched one, of so many bytes, or is not waited for any more."""
+        if self.out:
+            self.window_s += max(0.0, now_s - self.since_s)
         self.since_s = now_s
         self.out = max(0, self.out - 1)
-        self.taken_bytes += size
-        if self.busy_s > KEPT_S:
-            self.busy_s, self.taken_bytes = self.busy_s / 2, self.taken_bytes / 2
+        self.window_bytes += size
+        self.window_pushes += size > 0
+        if self.window_pushes < WINDOW_PUSHES or not self.window_s:
+            return
+        rate = self.window_bytes / self.window_s
+        best = self.line_bytes_per_s or 0.0
+        self.line_bytes_per_s = max(rate, best - FADES * (best - rate))
+        self.window_s, self.window_bytes, self.window_pushes = 0.0, 0, 0
+
+    def merged(self, size: int, seconds: float) -> None:
+        """It merged pushes of so many bytes."""
+        if seconds <= 0.0:
+            return
+        former, rate = self.merge_bytes_per_s, size / seconds
+        mean = rate if former is None else MERGE_KEPT * former + (1 - MERGE_KEPT) * rate
+        self.merge_bytes_per_s = mean
 
     @property
     def bytes_per_s(self) -> float | None:
         """None while too little is known."""
-        return self.taken_bytes / self.busy_s if self.busy_s >= KNOWN_S else None
+        if self.line_bytes_per_s is None or self.merge_bytes_per_s is None:
+            return None
+        return min(self.line_bytes_per_s, self.merge_bytes_per_s)
 
 
 @dataclass(slots=True)

@@ -363,7 +363,6 @@ class Mergers:
                 return
             current.job = left
         if current.merger == self.own:
-            self.assignment.load(self.own).begin(self.now_s)
             self.effects.start(current.job)
             return
         self.last_order += 1
@@ -376,7 +375,6 @@ class Mergers:
         current.order = self.last_order
         usual_s = MERGE_S if self.usual_s is None else USUAL_TIMES * self.usual_s
         current.until_s = self.now_s + max(MERGE_S_MIN, usual_s)
-        self.assignment.load(current.merger).begin(self.now_s)
         self.effects.send(current.merger, order)
 
     def _ordered(self, merger: bytes, order: int) -> Merging | None:
@@ -396,7 +394,7 @@ class Mergers:
         if not is_whole or done.payload_bytes != payload_bytes(job.codec, numel):
             self._pass_on(current, "it answered with another merge")
             raise UnexpectedMessage(f"a merge of {len(done.parts)} pushes, not {len(job.parts)}")
-        self.assignment.load(merger).end(self.now_s)
+        self._measure(merger, job, done.seconds)
         current.is_taking, current.until_s = True, self.now_s + TAKE_S
         self.effects.start(jobs.TakeMerge(done.order, job, orders.merged(done, merger)))
 
@@ -417,11 +415,16 @@ class Mergers:
     def on_merged_here(self, job: jobs.Merge, result: object, now_s: float) -> None:
         """This host's own merge is done, or failed."""
         self.now_s = now_s
-        self.assignment.load(self.own).end(now_s)
+        if isinstance(result, jobs.Merged):
+            self._measure(self.own, job, result.seconds)
         current = self.merging.get(job.round)
         if current is not None:
             self._end(current)
         self.merged(job, result)
+
+    def _measure(self, merger: bytes, job: jobs.Merge, seconds: float) -> None:
+        size = sum(part.header.payload_bytes for part in job.parts)
+        self.assignment.load(merger).merged(size, seconds)
 
     def _end(self, current: Merging) -> None:
         self._retract_offered(current)
@@ -436,8 +439,6 @@ class Mergers:
     def _pass_on(self, current: Merging, reason: str, to: bytes | None = None) -> None:
         """Another merger does it, from the same pushes; at last this host."""
         failed, number = current.merger, current.job.round
-        if current.order and not current.is_taking:
-            self.assignment.load(failed).end(self.now_s)
         current.tried.add(failed)
         self.resting[failed] = self.now_s + REST_S
         self.effects.emit(MergerFailed(failed, number, reason))

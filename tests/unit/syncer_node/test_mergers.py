@@ -14,7 +14,7 @@ from protocol.trace import MergerAssigned, MergerFailed
 from syncer_node.machine import jobs
 from syncer_node.machine.merging import mergers as leader_side
 from syncer_node.machine.merging import orders
-from syncer_node.machine.merging.assignment import KNOWN_S, STAYS, Assignment, Load
+from syncer_node.machine.merging.assignment import STAYS, WINDOW_PUSHES, Assignment, Load
 from syncer_node.machine.merging.merger import Merger
 from syncer_node.machine.merging.mergers import Mergers
 from tests.support.builders import ONE, SYNCER, TWO, digest_of, project, push_header
@@ -465,16 +465,23 @@ def shares_of(assignment, able, count):
     return {one: list(assignment.mergers.values()).count(one) for one in able}
 
 
+def measured(load, rate, *, merging=1e9):
+    """Pushes of 1000 bytes come in at this rate."""
+    for at in range(WINDOW_PUSHES):
+        load.begin(at * 1000 / rate)
+        load.end((at + 1) * 1000 / rate, 1000)
+    load.merged(1000, 1000 / merging)
+
+
 def test_fragments_are_shared_evenly_while_nothing_is_measured():
     assert shares_of(Assignment((100,) * 24), (OWN, A, B), 24) == {OWN: 8, A: 8, B: 8}
 
 
-def test_fragments_are_shared_by_what_was_measured():
+@pytest.mark.parametrize("slower", [{"rate": 1e6}, {"rate": 4e6, "merging": 1e6}])
+def test_fragments_are_shared_by_what_was_measured_of_line_and_processor(slower):
     assignment = Assignment((100,) * 24)
-    for merger, size in ((OWN, 4e6), (A, 1e6)):
-        load = assignment.load(merger)
-        load.begin(0.0)
-        load.end(2 * KNOWN_S, int(size))
+    measured(assignment.load(OWN), 4e6)
+    measured(assignment.load(A), **slower)
     shares = shares_of(assignment, (OWN, A), 24)
     assert 18 <= shares[OWN] <= 21
 
@@ -483,21 +490,27 @@ def test_a_fragment_stays_where_it_is_while_that_costs_little():
     assignment = Assignment((100,) * 10)
     assert shares_of(assignment, (OWN, A), 10) == {OWN: 5, A: 5}
     before = dict(assignment.mergers)
-    for merger, size in ((OWN, 1e6), (A, 1e6 * 6 / 5 * (STAYS - 0.01))):
-        load = assignment.load(merger)
-        load.begin(0.0)
-        load.end(2 * KNOWN_S, int(size))
+    measured(assignment.load(OWN), 1e6)
+    measured(assignment.load(A), 1e6 * 6 / 5 * (STAYS - 0.01))
     shares_of(assignment, (OWN, A), 10)
     assert assignment.mergers == before
 
 
-def test_only_time_in_which_there_was_something_to_do_is_counted():
+def test_the_rate_is_that_of_the_busiest_times_and_fades():
     load = Load()
-    load.begin(0.0)
-    load.begin(2.0)
-    load.end(4.0, 100)
-    load.end(8.0, 100)
-    load.begin(100.0)
-    load.end(102.0)
-    assert load.busy_s == 10.0
-    assert load.bytes_per_s == 20.0
+    measured(load, 1e6)
+    assert load.bytes_per_s == pytest.approx(1e6)
+    measured(load, 5e5)
+    assert load.bytes_per_s == pytest.approx(0.95e6), "it had less to do, or its line got slower"
+    for _ in range(40):
+        measured(load, 5e5)
+    assert load.bytes_per_s == pytest.approx(5e5, rel=0.02)
+
+
+def test_time_without_anything_to_fetch_does_not_count():
+    load = Load()
+    for at in range(WINDOW_PUSHES):
+        load.begin(100.0 * at)
+        load.end(100.0 * at + 1.0, 50)
+    load.merged(1, 1e-6)
+    assert load.bytes_per_s == pytest.approx(50.0)
