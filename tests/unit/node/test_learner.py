@@ -50,6 +50,7 @@ from protocol.messages import (
     LeaseRequest,
     Pull,
     Push,
+    PushHeader,
     Refused,
     Report,
     Settled,
@@ -396,6 +397,27 @@ def test_nothing_is_delivered_between_a_capture_and_its_push(bench, log):
     bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 1024, Cursor(0, 0)))
     assert bench.last(SYNCER.key, Push) is not None
     assert [(job.fragment, job.version) for job in bench.jobs(Deliver)] == [(0, 1)]
+
+
+def pushes_of(bench):
+    sent = bench.all(SYNCER.key, Push)
+    return [wire.decode(one.header.payload, PushHeader).sequence for one in sent]
+
+
+@pytest.mark.parametrize(
+    "first", [Captured(0, digest_of("a"), 16, 4, 1024, Cursor(0, 0)), Failed("no")]
+)
+def test_pushes_are_handed_in_in_the_order_of_their_captures(bench, log, first):
+    finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
+    bench.say(SYNCER.key, Pull(1, 0, 0))
+    bench.say(SYNCER.key, Pull(2, 1, 0))
+    one, other = [start for start in bench.held if isinstance(start.job, Capture)]
+    bench.feed(JobDone(other.id, Captured(0, digest_of("b"), 16, 4, 1024, Cursor(0, 0))))
+    assert pushes_of(bench) == [], "a smaller fragment may be encoded sooner"
+    bench.feed(JobDone(one.id, first))
+    assert pushes_of(bench) == ([1, 2] if isinstance(first, Captured) else [2])
 
 
 @pytest.mark.parametrize(

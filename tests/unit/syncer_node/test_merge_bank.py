@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from protocol.merge_rules import MERGES_COMPARED, MergeRules
 from protocol.numerics.codecs import decode, encode, payload_bytes
 from protocol.numerics.outer import digest
 from simulator.stand_ins.tiny import tiny_weights
-from syncer_node.machine.jobs import Against, Merge, MergePart
+from syncer_node.machine.jobs import Against, Merge, Merged, MergePart
 from syncer_node.storage.merge_bank import MergeBank
 from tests.support.builders import ONE, TWO, contribution, layout, project, push_header
 
@@ -287,3 +289,54 @@ def test_a_push_that_was_merged_lately_does_not_count(bank):
     without.initialise(0, 1, bank.current(0).theta, bank.current(0).momentum, None, bank.lately(0))
     without.keep_push(part.push, 0, outcome.payload, "int4")
     assert without.merge(Merge(2, 0, 2, "int4", OUTER, (part,), against)).trusts == (1.0,)
+
+
+# For another host.
+
+
+def taken(number=1, **changes):
+    """What a merger came to, and a bank that is to take it."""
+    merger, bank = a_bank(), a_bank()
+    outcome, record = merge(merger, number)
+    job = Merge(number, 0, number, "int4", OUTER, ())
+    result = Merged(
+        payload=outcome.payload_digest,
+        payload_bytes=len(outcome.payload),
+        state=changes.get("state", outcome.state),
+        norms=(),
+        scales=(),
+        cosines=(),
+        trusts=(),
+        shares=(),
+        seconds=0.1,
+    )
+    return merger, bank, job, result, outcome, record
+
+
+def test_what_a_merger_merged_is_a_candidate_as_if_it_had_been_merged_here():
+    merger, bank, job, result, outcome, record = taken()
+    bank.take(job, result, outcome.payload)
+    assert bank.current(0).number == 0
+    assert bank.blob_store.get(outcome.payload_digest) == outcome.payload
+    bank.adopt(0, 1, outcome.payload_digest)
+    merger.replay(record, outcome.payload)
+    assert bank.current(0).state == merger.current(0).state
+    assert np.array_equal(bank.current(0).theta, merger.current(0).theta)
+    assert merger.current(0).residual is not None, "what quantising left over stays with it"
+    assert bank.current(0).residual is None
+
+
+def test_a_merge_whose_state_is_another_is_not_taken():
+    _, bank, job, result, outcome, _ = taken(state=a_bank().current(1).state)
+    with pytest.raises(CorruptState, match="is not what its merger said"):
+        bank.take(job, result, outcome.payload)
+    with pytest.raises(KeyError):
+        bank.adopt(0, 1, outcome.payload_digest)
+
+
+def test_a_merge_of_another_version_is_not_taken():
+    _, bank, job, result, outcome, _ = taken()
+    with pytest.raises(CorruptState, match="is at 0, not 1"):
+        bank.take(dataclasses.replace(job, version=2), result, outcome.payload)
+    with pytest.raises(CorruptState, match="not what its merger said"):
+        bank.take(job, result, outcome.payload[:-1])
