@@ -12,6 +12,7 @@ from shoal.common.choices import option, switch
 
 Chaos = Literal[
     "kill-leader",
+    "kill-merger",
     "kill-learners",
     "stop-leader",
     "partition",

@@ -233,6 +233,7 @@ def draw(seed: int) -> Scenario:
             up_codec=chance.choice(codecs),
             down_codec=chance.choice(codecs),
             participants_max=random.Random(f"turns {seed}").choice((0, 0, 4)),
+            mergers_max=random.Random(f"mergers {seed}").choice((0, 0, 1)),
         ),
         network=Net(
             latency_ms=chance.choice((1.0, 30.0, 120.0)),

@@ -119,6 +119,14 @@ class Pace:
         self._words, self.waiting_since_s = "", None
         return True
 
+    def could_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
+        """Whether the round of another fragment than the next one may open; what is waited for is
+        still the next one."""
+        kept = self._words, self._behind, self.waiting_since_s, self.unproven_since_s
+        is_open = self.may_open(fragment, version, live, now_s)
+        self._words, self._behind, self.waiting_since_s, self.unproven_since_s = kept
+        return is_open
+
     def opened(self, live: list[Session]) -> None:
         """Book H / P steps against everybody who is training.
 

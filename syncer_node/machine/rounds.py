@@ -528,14 +528,36 @@ class Rounds:
         fragment = coming[0]
         version = self.state.fragments[fragment].version
         if not self.pace.may_open(fragment, version, training, now_s):
-            return None
+            return self._of_another_merger(coming, training, now_s)
         busy = self._busy(now_s)
         if any(self._can_ask(session, fragment, version, busy) for session in training):
             return fragment
         # Nobody can be asked. If all that there is was here too late for its round, a round of that
         # alone must open: nobody else would ever open one. Else some are busy, and soon are not.
         is_all_here = all(self._has_given(session, fragment) for session in training)
-        return fragment if training and is_all_here else None
+        if training and is_all_here:
+            return fragment
+        return self._of_another_merger(coming, training, now_s)
+
+    def _of_another_merger(
+        self, coming: list[int], training: list[Session], now_s: float
+    ) -> int | None:
+        """The next fragment of a merger that need not wait for the merger of the first.
+
+        Its fragments get at most one merge ahead.
+        """
+        versions = [one.version for one in self.state.fragments]
+        tried = {self.mergers.of(coming[0])}
+        for fragment in coming[1:]:
+            merger, version = self.mergers.of(fragment), versions[fragment]
+            if merger in tried or version > versions[coming[0]] + 1:
+                continue
+            tried.add(merger)
+            if self.pace.could_open(fragment, version, training, now_s):
+                busy = self._busy(now_s)
+                if any(self._can_ask(session, fragment, version, busy) for session in training):
+                    return fragment
+        return None
 
     def _of_those_who_leave(self, coming: list[int], now_s: float) -> int | None:
         """The first fragment on which somebody who leaves has local steps, or gave some late."""
