@@ -118,6 +118,16 @@ def test_three_syncers_with_an_election_replay_together(tmp_path: Path) -> None:
     assert len(leaders) == 2, "the one that was away, and the one that took its seat"
 
 
+def test_what_each_merger_merged_is_merged_again_from_its_own_tape(tmp_path: Path) -> None:
+    spec = builders.rounds(overlap_steps=4, mergers_max=0)
+    swarm = record_swarm(tmp_path, 4, syncers=3, rounds=spec)
+    whole = again(tmp_path)
+    assert len(whole.rounds) == len(swarm.ledger.merges)
+    assert whole.merged == whole.rounds.keys()
+    merged_by = {one.merger for one in swarm.ledger.merges}
+    assert len(merged_by) == 4, "each of them, and the leader by itself"
+
+
 def test_recording_changes_nothing(tmp_path: Path) -> None:
     swarm = record_swarm(tmp_path, 11)
     other = build_swarm(11)
