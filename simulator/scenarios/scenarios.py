@@ -206,8 +206,7 @@ def draw(seed: int) -> Scenario:
     the others get their turn."""
     chance = random.Random(f"scenario {seed}")
     syncers, witnesses = chance.choice(((1, 0), (1, 0), (2, 1), (3, 0), (3, 0)))
-    learners = chance.choice((2, 3, 3, 4, 6))
-    local_steps = chance.choice((2, 4, 8, 8, 16))
+    learners, local_steps = chance.choice((2, 3, 3, 4, 6)), chance.choice((2, 4, 8, 8, 16))
     codecs: tuple[CodecName, ...] = ("f32", "bf16", "int8", "int4")
     kinds = tuple(kind for kind in FAULT_KINDS if chance.random() < 0.6)
     tensors: Literal["tiny", "provenance"] = chance.choice(("tiny", "provenance"))
