@@ -31,6 +31,7 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "outer.learning_rate": 0.5,
     "outer.momentum": 0.0,
     "training.warmup_frac": 0.0,
+    "training.final_learning_rate_frac": 0.1,
     "rounds.local_steps": 8,
     "rounds.overlap_steps": 2,
     "rounds.mergers_max": 0,

@@ -60,6 +60,7 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "training.learning_rate": 0.002,
     "training.weight_decay": 0.0,
     "training.beta1": 0.9,
+    "training.final_learning_rate_frac": 0.1,
     "training.batch_sequences": 2,
     "training.fresh_moment_steps": 2,
     "outer.learning_rate": 1.0,

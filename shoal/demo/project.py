@@ -18,6 +18,7 @@ SETTINGS: Final[Mapping[str, Value]] = {
     "data.sequence_tokens": 128,
     "training.learning_rate": 0.002,
     "training.beta1": 0.9,
+    "training.final_learning_rate_frac": 0.1,
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.5,
     "rounds.local_steps": 8,

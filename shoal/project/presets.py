@@ -73,7 +73,7 @@ PAPER_COMMENTS: Final[Mapping[str, str]] = {
     f"checkpoint; whether optimizer state is in it: {NOT_PUBLISHED}",
     "outer.learning_rate": f"{NOT_PUBLISHED}; 0.7 is DiLoCo's",
     "outer.momentum": f"{NOT_PUBLISHED}; 0.9 is DiLoCo's. Small models on few tokens do better "
-    "with 0.7, as `--preset small` has it",
+    "with 0.8, as `--preset small` has it",
     "outer.clip_to_median": "the paper is not known to clip pushes; this never does",
     "outer.nesterov": "as in the paper; false: plain momentum",
     "outer.trust": "the paper is not known to doubt anybody; earned: by where pushes point",

@@ -160,7 +160,7 @@ SECTIONS = (
             Line("grad_norm_max", 1.0, "a longer gradient is scaled down to this"),
             Line("batch_sequences", 8, "sequences in one local step, on every learner"),
             Line("warmup_frac", 0.05, "share of the token budget in which the rate rises"),
-            Line("final_learning_rate_frac", 0.1, "rate at the end, as a share of the peak"),
+            Line("final_learning_rate_frac", 0.0, "rate at the end, as a share of the peak"),
             Line("fresh_moment_steps", 10, "local steps in which a new learner eases in"),
             Line(
                 "moments",
@@ -193,8 +193,8 @@ SECTIONS = (
         "outer",
         "What a merge does with the learners' movement.",
         (
-            Line("learning_rate", 0.4, "share of the merged movement that is taken"),
-            Line("momentum", 0.7, "0 switches it off"),
+            Line("learning_rate", 0.7, "share of the merged movement that is taken"),
+            Line("momentum", 0.8, "0 switches it off"),
             Line(
                 "clip_to_median",
                 3.0,
@@ -225,7 +225,11 @@ SECTIONS = (
         "rounds",
         "When a fragment is merged, and for whom a round waits.",
         (
-            Line("local_steps", 8, "H: local steps between two merges of the same fragment"),
+            Line(
+                "local_steps",
+                24,
+                "H: local steps between two merges of the same fragment; 8 for short runs",
+            ),
             Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
             Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
             Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),

@@ -117,7 +117,8 @@ def run(
         [_known(name, ATTACKS, "attack") for name in attacks] or [*ATTACKS],
         [*map(Defence, trust), *(Defence("earned", name) for name in left_out)],
     )
-    file = trial_project.read(project, set if project is not None else [PROBES, *set])
+    built_in = (*trial_project.SHORT, PROBES) if project is None else ()
+    file = trial_project.read(project, [*built_in, *set])
     found: dict[attack_grid.Cell, Trial] = {}
     with run_progress.bars(console, len(cells)) as watch:
         for cell, trial in many_runs.results(attack_grid.attempt_one, cells, file, home, jobs):

@@ -94,7 +94,8 @@ def run(
         for trust in RULES
     ]
     found: dict[Cell, HonestRow] = {}
-    file = trial_project.read(project, set)
+    built_in = trial_project.SHORT if project is None else ()
+    file = trial_project.read(project, [*built_in, *set])
     with run_progress.bars(console, len(cells)) as watch:
         for cell, row in many_runs.results(train_one, cells, file, home, jobs):
             found[cell] = row

@@ -26,6 +26,14 @@ CHANGES: Mapping[str, Value] = {
 }
 """What a comparison changes in the project that `shoal project create` writes, to be affordable."""
 
+SHORT: Sequence[str] = (
+    "training.final_learning_rate_frac=0.1",
+    "outer.learning_rate=0.4",
+    "outer.momentum=0.7",
+    "rounds.local_steps=8",
+)
+"""Of runs of so few local steps that merges every 24 would be too few to show anything."""
+
 NEVER = 1_000_000
 """Evaluations within a run would only cost time."""
 

@@ -291,11 +291,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             rule="mean",
             outer=_PLAIN,
         ),
-        _decoupled(
-            "-h16",
-            "merges four times as rare, so a quarter of the bytes",
-            rounds={"local_steps": 16},
-        ),
+        _decoupled("-h8", "merges after 8 local steps", rounds={"local_steps": 8}),
+        _decoupled("-h64", "merges after 64 local steps", rounds={"local_steps": 64}),
         _decoupled(
             "-bf16",
             "bf16 both ways instead of int4",
@@ -322,11 +319,6 @@ ALGORITHMS: dict[str, Algorithm] = {
                 "up_codec": "bf16",
                 "down_codec": "bf16",
             },
-        ),
-        _decoupled(
-            "-h24",
-            "merges after 24 local steps",
-            rounds={"local_steps": 24},
         ),
         _decoupled(
             "-free-link",

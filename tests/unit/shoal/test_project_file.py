@@ -65,7 +65,7 @@ def changed(old: str, new: str) -> str:
 def test_the_text_that_is_created_is_sound_and_says_what_it_says():
     file = parse(TEXT, PATH)
     assert (file.name, file.seed, file.architecture) == ("harbour", 1, "LlamaForCausalLM")
-    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 8, 1)
+    assert (file.fragments, file.rounds.local_steps, file.rounds.quorum) == (4, 24, 1)
     assert file.limits.tokens == 20_000_000
     assert file.config["tie_word_embeddings"] is True
     assert [(line.key, line.voter.role) for line in file.voters] == [(None, "syncer")]
@@ -147,7 +147,7 @@ def test_other_values_are_written_where_asked():
         ("quorum = 1 ", "quorm = 1 ", "rounds.quorm is not a known key; did you mean quorum?"),
         ("[outer]", "[outre]", "outre is not a known key; did you mean outer?"),
         (
-            "momentum = 0.7",
+            "momentum = 0.8",
             "momentum = 1.0",
             "outer.momentum must be a number of at least 0 and below 1",
         ),
