@@ -196,16 +196,7 @@ class MergeBank:
         payload, residual = encode_with_feedback(
             job.codec, merged.values, carried, workers=self._workers
         )
-        theta, momentum, manifests = versions.next_version(
-            base.theta,
-            base.momentum,
-            payload,
-            codec=job.codec,
-            learning_rate=outer.learning_rate,
-            momentum_coefficient=outer.momentum,
-            nesterov=outer.nesterov,
-            workers=self._workers,
-        )
+        theta, momentum, manifests = self._stepped(base, job, payload)
         name, state = digest(payload), manifests.digests
         self._candidates[job.fragment, job.version, name] = Version(
             job.version, theta, momentum, residual, state, payload, manifests, job.codec
@@ -278,6 +269,21 @@ class MergeBank:
         self._offer(fragment, payload, version.payload, version.codec)
         self._drop_candidates(fragment, number)
 
+    def _stepped(
+        self, base: Version, job: Merge, payload: bytes | memoryview
+    ) -> tuple[F32, F32, versions.StateManifests]:
+        """The state after the outer step of a merge, as `versions.next_version`."""
+        return versions.next_version(
+            base.theta,
+            base.momentum,
+            payload,
+            codec=job.codec,
+            learning_rate=job.outer.learning_rate,
+            momentum_coefficient=job.outer.momentum,
+            nesterov=job.outer.nesterov,
+            workers=self._workers,
+        )
+
     def take(self, job: Merge, result: Merged, payload: bytes | memoryview) -> None:
         """Make what a merger merged a candidate. CorruptState if its state is not what follows."""
         base = self.current(job.fragment)
@@ -286,18 +292,8 @@ class MergeBank:
                 f"fragment {job.fragment} is at {base.number}, not {job.version - 1}"
             )
         failure = f"fragment {job.fragment} v{job.version} is not what its merger said"
-        outer = job.outer
         try:
-            theta, momentum, manifests = versions.next_version(
-                base.theta,
-                base.momentum,
-                payload,
-                codec=job.codec,
-                learning_rate=outer.learning_rate,
-                momentum_coefficient=outer.momentum,
-                nesterov=outer.nesterov,
-                workers=self._workers,
-            )
+            theta, momentum, manifests = self._stepped(base, job, payload)
         except (MalformedPayload, NonFinite) as error:
             raise CorruptState(f"{failure}: {error}") from error
         if manifests.digests != result.state:

@@ -20,7 +20,7 @@ def push_id(name: messages.PushName) -> jobs.PushId:
 
 
 def merge_order(job: jobs.Merge, epoch: Count, term: Count, order: Count) -> messages.MergeOrder:
-    """What a merger is told of a merge."""
+    """The order that has a merger carry out this merge."""
     return messages.MergeOrder(
         epoch=epoch,
         term=term,
@@ -86,7 +86,7 @@ def merge_job(order: messages.MergeOrder) -> jobs.Merge:
 
 
 def merge_done(order: messages.MergeOrder, result: jobs.Merged) -> messages.MergeDone:
-    """What the leader is told of a merge that is done."""
+    """A merger's answer once the merge is done."""
     some = len(order.parts)
     columns = (
         *(result.norms, result.scales, result.cosines, result.trusts, result.shares),
