@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -21,6 +22,10 @@ from node.trainer.loop import free_device_memory
 
 ROOT = Path(__file__).parents[2]
 CLEAR_REFS = Path("/proc/self/clear_refs")
+M_MMAP_THRESHOLD = -3
+"""What mallopt calls the size from which on an allocation is a mapping of its own."""
+
+MAPPED_FROM_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,18 @@ def _commit() -> str:
 def library_of(device: torch.device) -> Any:
     """Torch's module for this kind; None for the processor."""
     return {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.mps}.get(device.type)
+
+
+def return_what_is_freed(device: torch.device) -> None:
+    """Makes this process give the memory of a freed tensor back to the system at once.
+
+    Otherwise the C library keeps some of it, and how much differs from run to run; tensors that
+    fit into it are in no count of memory and under no bound. For the processor only, and only
+    where the C library can do so.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if device.type == "cpu" and mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
 
 
 class Unbounded(Exception):

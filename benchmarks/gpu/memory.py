@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from benchmarks.gpu.device import PeakMemory, Unbounded, squeezed
+from benchmarks.gpu.device import PeakMemory, Unbounded, return_what_is_freed, squeezed
 from benchmarks.gpu.rows import Row
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.workplace import Workplace, builtin_of, release, workplace
@@ -25,6 +25,7 @@ SAME_LOSS = 0.01
 def check(device: str, sizes: Sizes) -> list[Row]:
     """Halving, peak, cache."""
     kind = torch.device(device)
+    return_what_is_freed(kind)
     with workplace(sizes) as place:
         genesis = place.genesis(sizes.memory_model)
         rows = _halving(place, genesis, device)
