@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.standing import LEARNERS_COMPARED_MIN, REPEATS_BOUNDS, TRUST_BOUNDS
+from protocol.standing import (
+    LEARNERS_COMPARED_MIN,
+    OTHER_TEXT_REPEATS_BOUNDS,
+    REPEATS_BOUNDS,
+    TRUST_BOUNDS,
+)
 
 GAIN_MAX = 1.5
 """How much more others may count in place of who is not trusted: a third of the weight is made up
@@ -73,6 +78,8 @@ class MergeRules:
     repeats_bounds: tuple[float, float] = REPEATS_BOUNDS
     """How far above the median a learner may repeat itself and count in full, and where it no more
     counts; above 2 nobody is."""
+    other_text_repeats_bounds: tuple[float, float] = OTHER_TEXT_REPEATS_BOUNDS
+    """The same of learners that say that they read other text than what they are leased."""
     merges_compared: int = MERGES_COMPARED
     """So many of a fragment's newest merges are what was merged lately; with 0 there are no echoes
     and no novelty."""

@@ -45,12 +45,18 @@ second one on it counts in full, and in between in proportion."""
 
 TRUST_BOUNDS = (TRUST_NONE, TRUST_FULL)
 
-REPEATS_FULL, REPEATS_NONE = 0.4, 0.5
+REPEATS_FULL, REPEATS_NONE = 0.15, 0.25
 """A learner whose pushes repeat themselves more than the median by at least the second does not
-count. In simulated runs of small models honest ones were above it by 0.12 at most, one with text of
-another kind by 0.38; half a push that is always the same comes to 0.6."""
+count. In simulated runs of small models honest ones were above it by 0.11 at most; two of eight
+that hand in a little less than they learned, always in the same way, by 0.4."""
 
 REPEATS_BOUNDS = (REPEATS_FULL, REPEATS_NONE)
+
+OTHER_TEXT_REPEATS_BOUNDS = (0.6, 0.7)
+"""The same of learners that say that they read other text than what they are leased: an honest one
+whose text was of another kind was above the median by 0.26 and, with pushes of 24 local steps, by
+0.48. Half a push that is always the same comes to 0.8. Who says so stays new, for nobody can check
+what it read."""
 
 DOUBTED_BELOW = 0.5
 """Whose pushes count less than this is told so."""
@@ -120,6 +126,9 @@ class Standing(Struct, frozen=True, array_like=True):
 
     scatter: float = 0.0
     """Running mean of the squares by which its cosines strayed from its bearing before them."""
+
+    has_other_text: bool = False
+    """It says that it reads other text than what it is leased. In no log: who judges sets it."""
 
     @property
     def is_established(self) -> bool:
@@ -267,11 +276,19 @@ def typical_repeats(standings: Sequence[Standing]) -> float:
 
 
 def trust_by_repeats(
-    standing: Standing, usual: float, bounds: tuple[float, float] = REPEATS_BOUNDS
+    standing: Standing,
+    usual: float,
+    bounds: tuple[float, float] = REPEATS_BOUNDS,
+    other_text_bounds: tuple[float, float] = OTHER_TEXT_REPEATS_BOUNDS,
 ) -> float:
-    """How far a learner counts that repeats itself so, from 0 to 1. usual: `typical_repeats`."""
-    full, none = bounds
-    return min(1.0, max(0.0, (none - (standing.repeats - usual)) / (none - full)))
+    """How far a learner counts that repeats itself so, from 0 to 1. usual: `typical_repeats`.
+
+    Of pushes of few local steps much is the inner optimizer's momentum, which carries the noise of
+    the same text from one to the next; so what they repeat says as little as where they point.
+    """
+    full, none = other_text_bounds if standing.has_other_text else bounds
+    excess = (standing.repeats - usual) * math.sqrt(max(standing.expected, EXPECTED_MIN**2))
+    return min(1.0, max(0.0, (none - excess) / (none - full)))
 
 
 def trust_now(

@@ -122,7 +122,7 @@ class Contribution(Struct, frozen=True, array_like=True, gc=False):
     expected: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """Of the usual cosine, how much a push of so few local steps can have; 1 in older records."""
     repeat: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
-    """How far it repeats what its learner's former push of the fragment had and others had not; 0
+    """How far it repeats what its learner's former pushes of the fragment had and others had not; 0
     where that is not known."""
     echo: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """How much of it was merged lately; 0 where nothing was compared."""

@@ -468,8 +468,9 @@ def _direction_trusts(
 
 
 def _by_repeats(one: Contribution, reference: Reference) -> float:
+    rules = reference.rules
     return standing.trust_by_repeats(
-        one.standing, reference.repeats, reference.rules.repeats_bounds
+        one.standing, reference.repeats, rules.repeats_bounds, rules.other_text_repeats_bounds
     )
 
 

@@ -1,12 +1,15 @@
-"""What of a push is its learner's own, and how far that repeats the own part of its former push.
+"""What of a push is its learner's own, and how far that repeats the own parts of its former pushes.
 
 A push has what the others have too, and the rest: its own part. In honest pushes that is mostly the
 noise of the text that was read for it, which is other text each time, so own parts of two pushes of
 one fragment are nearly orthogonal. Who hands in what others hand in and always the same beside it,
-as long as its direction allows, has an own part that repeats itself.
+as long as its direction allows, has an own part that repeats itself. What stays the same adds up
+over pushes and noise does not, so a push is compared with all former ones of its learner, the newer
+ones more: a constant that is a third of a push, below the noise of each, is most of that.
 
-A learner with text of another kind has something of its own that stays as well, but far less:
-figures are beside `protocol.standing.REPEATS_FULL`. The bits are the same everywhere.
+A learner with text of another kind has something of its own that stays as well; one that reads what
+it is leased has not: figures are beside `protocol.standing.REPEATS_FULL`. The bits are the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ OWN_BLOCKS = 64
 """Blocks of a fragment in which own parts are compared: 8,192 elements tell to about 2 % how far
 one repeats another."""
 
+KEPT = 0.9
+"""Of what is remembered of a learner, what is left when a push is added to it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Former:
@@ -36,7 +42,20 @@ class Former:
     seed: int
     """Of the draw of their blocks, the same for all; nobody who hands in may know it."""
     parts: Mapping[bytes, F32] = field(default_factory=dict)
-    """By learner: of length 1, or 0 where a push had none."""
+    """By learner: the sum of its own parts, as `remembered` makes it; 0 where there were none."""
+
+
+def remembered(before: F32 | None, own: F32) -> F32:
+    """What to remember of a learner's own parts: at most 1 / (1 - `KEPT`) long.
+
+    before: what was; None for its first push of the fragment. own: of its newest, as `compared`
+    finds it.
+    """
+    if before is None:
+        return own
+    kept = before * np.float32(KEPT) + own
+    codecs.flush(kept)
+    return kept
 
 
 def compared(
@@ -47,10 +66,10 @@ def compared(
     former: Former,
     work: Workers,
 ) -> list[tuple[float, F32]]:
-    """Of each push: how far it repeats its learner's former own part, from -1 to 1, and its own.
+    """Of each push: how far it repeats its learner's former own parts, from -1 to 1, and its own.
 
-    The first is the share of the push's length that lies along that part, once what it has in
-    common with the others is taken away; 0 where none is remembered. momentum: stands for the
+    The first is the share of the push's length that lies along the sum of those, once what it has
+    in common with the others is taken away; 0 where nothing is remembered. momentum: stands for the
     others where it is given; else they are the sum of the other pushes, each as loud as its voice.
     Cost: a copy of these blocks for each push.
     """
@@ -72,7 +91,7 @@ def compared(
         own = unit - others * np.float32(_product(unit, others))
         codecs.flush(own)
         before = former.parts.get(source.key[0])
-        repeat = 0.0 if before is None else _product(own, before)
+        repeat = 0.0 if before is None else _product(own, _unit(before.copy()))
         return min(1.0, max(-1.0, repeat)), _unit(own)
 
     return work.map(compare, list(zip(sources, voices, units, strict=True)))

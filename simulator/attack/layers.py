@@ -68,7 +68,7 @@ LAYERS: Mapping[str, Layer] = {
     ),
     "repeats": Layer(
         "a learner whose pushes always have the same beside what others have counts less",
-        rules=MergeRules(repeats_bounds=NOBODY_REPEATS),
+        rules=MergeRules(repeats_bounds=NOBODY_REPEATS, other_text_repeats_bounds=NOBODY_REPEATS),
     ),
     "shares": Layer(
         "no push adds more than a third where four count, or half where three do",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from protocol.numerics.codecs import F32
-from protocol.numerics.repeats import Former
+from protocol.numerics.repeats import Former, remembered
 
 LEARNERS_MAX = 64
 """Whose parts are remembered, of each fragment: 32 KiB each."""
@@ -37,11 +37,10 @@ class OwnParts:
         self._candidates[candidate] = dict(parts)
 
     def adopt(self, candidate: Candidate) -> None:
-        """It was committed: the newest push of each learner is what its next is compared with."""
+        """It was committed: to what is remembered of each learner in it, its push is added."""
         known = self._parts.setdefault(candidate[0], {})
         for learner, part in self._candidates.pop(candidate, {}).items():
-            known.pop(learner, None)
-            known[learner] = part
+            known[learner] = remembered(known.pop(learner, None), part)
         while len(known) > LEARNERS_MAX:
             del known[next(iter(known))]
 

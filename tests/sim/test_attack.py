@@ -121,6 +121,22 @@ def test_one_that_always_adds_the_same_is_named_whether_pushes_meet_or_come_alon
 
 
 @pytest.mark.slow
+def test_two_of_eight_that_hand_in_a_little_less_in_the_same_places_are_named(
+    project: Project,
+) -> None:
+    """Each element is within the noise of an honest push, and each of them confirms the other."""
+    genesis, charter, cache = project
+    outer = msgspec.structs.replace(charter.outer, trust="earned")
+    rounds = msgspec.structs.replace(charter.rounds, quorum=4)
+    bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer, rounds=rounds), cache)
+    found = attempt(bench, replace(SETTING, learners=8, steps=60), 2, ATTACKS["alie"])
+    assert found.pushes_until_named is not None
+    assert found.pushes_until_named <= 25
+    assert found.liar_share < 0.22
+    assert found.honest_doubted == 0
+
+
+@pytest.mark.slow
 def test_one_that_turns_is_named_within_five_pushes(project: Project, quiet: Trial) -> None:
     found = trial(project, "earned", "turn")
     assert found.loss < 1.3 * quiet.loss
@@ -147,7 +163,8 @@ def test_every_other_attack_runs_to_its_end(project: Project, attack: str) -> No
     found = trial(project, "earned", attack, shorter)
     assert found.merges > 5, "also where false claims use up the budget"
     assert found.honest_pushes > 5
-    assert 0.5 < found.loss < 6.0
+    # Three keys of `sybils` beside three honest ones: no majority says what is right.
+    assert 0.5 < found.loss < 10.0
 
 
 @pytest.mark.slow

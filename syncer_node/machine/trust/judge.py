@@ -48,19 +48,24 @@ class Judge:
         return self.outer.trust == "earned"
 
     def standing_of(self, peer: bytes) -> Standing:
-        """What the log says of a learner. Whose work nobody can check stays new, however good."""
+        """What the log says of a learner, and what it says of its text itself.
+
+        Whose work nobody can check stays new, however good.
+        """
         account = self.state.accounts.get(peer)
-        if account is None:
-            return NOBODY
-        if not self.is_checkable(peer):
-            return structs.replace(account.standing, good=0)
-        return account.standing
+        known = NOBODY if account is None else account.standing
+        if not self._has_other_text(peer):
+            return known
+        good = known.good if self.is_checkable(peer) else 0
+        return structs.replace(known, good=good, has_other_text=True)
 
     def is_checkable(self, peer: bytes) -> bool:
         """Whether a probe could say that its pushes were trained; of other text nobody can."""
+        return not (self._has_other_text(peer) and self.outer.probes_frac > 0)
+
+    def _has_other_text(self, peer: bytes) -> bool:
         session = self.members.sessions.get(peer)
-        has_other = session is not None and session.beat is not None and session.beat.has_other_text
-        return not (has_other and self.outer.probes_frac > 0)
+        return session is not None and session.beat is not None and session.beat.has_other_text
 
     def _standings(self) -> list[Standing]:
         here = self.members.sessions.items()
@@ -104,7 +109,9 @@ class Judge:
             its = self.standing_of(peer)
             return {
                 "direction": standing.trust(its, typical, rules.trust_bounds, strays),
-                "repeats": standing.trust_by_repeats(its, repeats, rules.repeats_bounds),
+                "repeats": standing.trust_by_repeats(
+                    its, repeats, rules.repeats_bounds, rules.other_text_repeats_bounds
+                ),
                 "echoes": novelty.trust(self.novelty_of(peer), usual, novelty_strays),
             }
 

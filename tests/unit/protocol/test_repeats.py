@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.fragments import BLOCK, Fragment, TensorSpan
 from protocol.numerics.codecs import encode
-from protocol.numerics.repeats import OWN_BLOCKS, Former, compared
+from protocol.numerics.repeats import KEPT, OWN_BLOCKS, Former, compared, remembered
 from protocol.numerics.summing import Source
 from protocol.numerics.workers import ALONE
 
@@ -62,6 +62,26 @@ def test_honest_pushes_repeat_little_and_one_direction_of_its_own_repeats():
     )
     assert max(abs(one) for one in found[:3]) < 0.2
     assert 0.65 < found[3] < 0.85
+
+
+def test_what_stays_the_same_below_the_noise_adds_up():
+    """A quarter of its own part, by the square of the length, never changes."""
+    wrong, parts, found = drawn(99), {}, []
+    for push in range(12):
+        vectors = [honest(100 * push + learner) for learner in range(3)]
+        vectors.append(COMMON + math.sqrt(0.75) * wrong + 1.5 * drawn(100 * push + 3))
+        merge = compared(sources(vectors), [1.0] * 4, None, FRAGMENT, Former(SEED, parts), ALONE)
+        found.append([repeat for repeat, _ in merge])
+        parts = {
+            bytes([at]) * 32: remembered(parts.get(bytes([at]) * 32), part)
+            for at, (_, part) in enumerate(merge)
+        }
+    assert 0.15 < found[1][3] < 0.35
+    assert found[-1][3] > 1.4 * found[1][3]
+    # Here it counts in full, so that honest pushes lack some of it, always the same.
+    assert max(found[-1][:3]) < 0.5 * found[-1][3]
+    for part in parts.values():
+        assert np.linalg.norm(part) <= 1.0 / (1.0 - KEPT)
 
 
 def test_what_all_have_is_nobody_s_own():

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from protocol import standing
 from protocol.standing import (
@@ -179,15 +180,26 @@ def test_who_repeats_itself_far_more_than_others_counts_less_and_less():
     others = [repeating(*[0.1] * 20)] * 3
     usual = typical_repeats(others)
     assert usual == pytest.approx(0.1, rel=0.01)
-    counted = [trust_by_repeats(repeating(*[0.74] * some), usual) for some in range(20)]
+    counted = [trust_by_repeats(repeating(*[0.4] * some), usual) for some in range(20)]
     assert counted[:2] == [1.0] * 2
     assert counted == sorted(counted, reverse=True)
     assert counted[4] < 0.5
     assert counted[-1] == 0.0
 
 
-def test_text_of_another_kind_costs_no_trust():
-    assert trust_by_repeats(repeating(*[0.43] * 20), 0.1) == 1.0
+@pytest.mark.parametrize("repeat", [0.2, 0.58])
+def test_text_of_another_kind_costs_no_trust_where_it_is_said(repeat):
+    learner = repeating(*[repeat] * 20)
+    assert trust_by_repeats(structs.replace(learner, has_other_text=True), 0.0) == 1.0
+    assert trust_by_repeats(learner, 0.0) < 1.0
+
+
+def test_of_pushes_of_few_local_steps_little_is_repetition():
+    hasty = after(NOBODY, 0.2, 1.0, expected=expected(2, 24))
+    for _ in range(20):
+        hasty = after(hasty, 0.2, 1.0, expected=expected(2, 24), repeat=0.4)
+    assert trust_by_repeats(hasty, 0.0) == 1.0
+    assert trust_by_repeats(repeating(*[0.4] * 20), 0.0) == 0.0
 
 
 def test_where_too_few_are_known_nobody_repeats_too_much():

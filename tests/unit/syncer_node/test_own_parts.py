@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from protocol.numerics.repeats import KEPT
 from syncer_node.storage.own_parts import LEARNERS_MAX, OwnParts
 
 
@@ -21,6 +22,14 @@ def test_parts_are_taken_once_their_merge_is_committed():
     own.adopt((0, 1, b"a"))
     np.testing.assert_array_equal(own.former(0, 7).parts[b"one"], part(2))
     assert not own.former(1, 7).parts
+
+
+def test_newer_parts_are_more_of_what_is_remembered():
+    own = OwnParts()
+    for version in (1, 2, 3):
+        own.propose((0, version, b"a"), {b"one": part(version)})
+        own.adopt((0, version, b"a"))
+    np.testing.assert_allclose(own.former(0, 7).parts[b"one"], part(KEPT**2 + 2 * KEPT + 3))
 
 
 def test_the_draw_of_a_fragment_stays_so_that_parts_can_be_compared():

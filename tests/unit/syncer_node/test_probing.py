@@ -148,6 +148,16 @@ def test_who_reads_other_text_is_not_probed_and_stays_new():
     assert swarm.probe() != (None, None)
 
 
+def test_who_reads_other_text_may_repeat_itself_further():
+    swarm = Swarm()
+    for one in ALL:
+        repeats = 0.4 if one is ONE else 0.0
+        swarm.accounts[one.key].standing = Standing(0.9, 20, ESTABLISHED_MIN, repeats=repeats)
+    assert swarm.seat.rounds.judge.trusts()[ONE.key] == 0.0
+    swarm.beat(ONE, has_other_text=True)
+    assert swarm.seat.rounds.judge.trusts()[ONE.key] == 1.0
+
+
 def test_of_one_learner_one_at_a_time_and_the_answer_is_a_record():
     swarm = Swarm()
     swarm.hand_in(ONE)
