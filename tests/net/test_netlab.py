@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,24 @@ def test_each_direction_has_a_shape_of_its_own():
             down_s = transfer_s(far, near, payload)
     assert len(payload) / up_s == pytest.approx(1_000_000, rel=0.2)
     assert down_s < up_s / 4
+
+
+def test_what_two_send_to_one_shares_its_line():
+    rate = 1_000_000
+    with Lab(["a", "b", "c"]) as lab:
+        lab.put_on_line("c", up=Link(), down=Link(rate_bytes_per_s=rate))
+        pairs = [connect(lab, "a", "c"), connect(lab, "b", "c")]
+        payload = bytes(1_000_000)
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda pair: transfer_s(*pair, payload), pairs))
+        together_s = time.monotonic() - started_s
+        back_s = transfer_s(*reversed(pairs[0]), payload)
+        for pair in pairs:
+            for one in pair:
+                one.close()
+    assert 2 * len(payload) / together_s == pytest.approx(rate, rel=0.2)
+    assert back_s < together_s / 4
 
 
 def test_loss_is_counted_and_tcp_outlives_it():

@@ -174,6 +174,15 @@ class Lab:
         """Changes all links."""
         self._reshape(self._links, link)
 
+    def put_on_line(self, node: str, *, up: Link, down: Link) -> None:
+        """From now on all that a node sends shares one line, and all that it gets another one.
+
+        They come on top of its links: latencies add up, and the slower rate counts.
+        """
+        (name,) = self._checked([node])
+        lines = (("up", up), ("down", down))
+        self._ask({"lines": [[name, way, *dataclasses.astuple(link)] for way, link in lines]})
+
     def cut(self, a: str, b: str) -> None:
         """Lets nothing through between two nodes; nobody is told."""
         self._cut([(a, b), (b, a)])

@@ -6,8 +6,8 @@ of the node that has the destination address. It ends when its test process does
 Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIPTOR` for each node.
 On the control socket come JSON messages, each answered when it has taken effect:
 `{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order,
-`{"nats": [NODE, ...]}` with all nodes that are behind a NAT from now on, and
-`{"count": [FROM, TO]}`.
+`{"lines": [[NODE, "up" or "down", latency_s, ...], ...]}` likewise, `{"nats": [NODE, ...]}` with all
+nodes that are behind a NAT from now on, and `{"count": [FROM, TO]}`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,20 @@ class Path:
     """The way from one node to another."""
 
     shaper: RateLimiter
+    up: RateLimiter
+    """The line of the node that it begins at, which its other paths share."""
+    down: RateLimiter
+    """The line of the node that it ends at."""
     out: int
     """The TUN device at its end."""
+
+    def admit(self, size_bytes: int, now_s: float) -> float | None:
+        """When a packet that comes now arrives; None if it never does."""
+        at_s: float | None = now_s
+        for one in (self.up, self.shaper, self.down):
+            if at_s is not None:
+                at_s = one.admit(size_bytes, at_s)
+        return at_s
 
 
 class Relay:
@@ -61,11 +73,17 @@ class Relay:
         self._devices = {name: tun for name, _, tun in nodes}
         self._behind_nat: set[int] = set()
         """Devices of nodes that nobody outside can begin a connection to."""
+        self._lines = {
+            (name, way): RateLimiter(Link(), seed=f"{seed} {name} {way}")
+            for name, _, _ in nodes
+            for way in ("up", "down")
+        }
         for name, _, tun in nodes:
             self._paths[tun] = {}
             for other, address, out in nodes:
                 if other != name:
-                    path = Path(RateLimiter(Link(), seed=f"{seed} {name} {other}"), out)
+                    shaper = RateLimiter(Link(), seed=f"{seed} {name} {other}")
+                    path = Path(shaper, self._lines[name, "up"], self._lines[other, "down"], out)
                     self._paths[tun][socket.inet_aton(address)] = path
                     self._by_names[name, other] = path
 
@@ -98,7 +116,7 @@ class Relay:
         if path.out in self._behind_nat and begins_tcp(packet):
             path.shaper.counts.refused += 1
             return
-        at_s = path.shaper.admit(len(packet), time.monotonic())
+        at_s = path.admit(len(packet), time.monotonic())
         if at_s is not None:
             self._number += 1
             heapq.heappush(self._waiting, (at_s, self._number, path, packet))
@@ -127,6 +145,8 @@ class Relay:
         for sender, receiver, is_open, *link in asked.get("links", ()):
             shaper = self._by_names[sender, receiver].shaper
             shaper.link, shaper.is_open = Link(*link), is_open
+        for node, way, *link in asked.get("lines", ()):
+            self._lines[node, way].link = Link(*link)
         if "nats" in asked:
             self._behind_nat = {self._devices[node] for node in asked["nats"]}
         if "count" in asked:
