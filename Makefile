@@ -9,7 +9,7 @@ DOCS := .venv/.docs-installed
 # Tests start some thousand processes; each would compile every source anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check fix install docs generate bench gpu
+.PHONY: demo test check fix install docs generate bench bench-lines gpu
 .DEFAULT_GOAL := check
 
 $(READY): pyproject.toml
@@ -45,6 +45,10 @@ $(THEIRS): benchmarks/peers/requirements.txt
 
 bench: $(READY) $(THEIRS)
 	$(BIN)/python benchmarks/peers/run.py
+
+# The same over lines as volunteers have them; needs root.
+bench-lines: $(READY) $(THEIRS)
+	$(BIN)/python -m benchmarks.peers.over_lines
 
 # What only an accelerator can say. Without one the same code runs small, on the processor.
 gpu: $(READY)

@@ -162,7 +162,13 @@ class Learner:
     """One synthetic learner: the daemon's machine and transport around a clock."""
 
     def __init__(
-        self, home: Path, link: JoinLink, payloads: Payloads, manner: Manner, observe: bool
+        self,
+        home: Path,
+        link: JoinLink,
+        payloads: Payloads,
+        manner: Manner,
+        observe: bool,
+        listen_host: str = "127.0.0.1",
     ) -> None:
         """home: is named by the number of the learner."""
         self.name, self.turn = home.name, int(home.name)
@@ -175,7 +181,7 @@ class Learner:
             port=0,
             bootstrap=link.addresses,
             topics=(seat_topic(link.project), learners_topic(link.project)),
-            listen_host="127.0.0.1",
+            listen_host=listen_host,
             on_state=lambda state: None if state.is_up else self._trouble(state.reason),
         )
         self.transport.serve_blobs(lambda _, digest: self.payloads.by_digest.get(digest))

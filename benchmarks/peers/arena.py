@@ -1,20 +1,16 @@
 """One contender at work: its processes, in a network of their own where the machine allows it.
 
-With root the processes of a contender share a network namespace that has nothing but loopback, so
-that the interface's counters and the list of processes are theirs alone, daemons included. Without
-it, traffic is not counted, and processes are those that descend from the ones started here.
+With root the interfaces' counters and the list of processes are a contender's alone, daemons
+included. Without it, traffic is not counted, and processes are those that descend from the ones
+started here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import queue
-import socket
-import struct
 import subprocess
 import threading
 import time
@@ -24,13 +20,11 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.peers.contenders import Contender
+from benchmarks.peers.networks import Network
 from tests.netlab import namespaces
 
 HERE = Path(__file__).parent
 ANSWER_S = 90.0
-_CLONE_NEWNET = 0x40000000
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP_RUNNING = 0x41
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,32 +81,17 @@ class Member:
         self.popen.wait()
 
 
-def network() -> int | None:
-    """A descriptor of a new network namespace with loopback only; None where refused."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def make() -> int:
-        if libc.unshare(_CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "unshare")
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            up = struct.pack("16sH22x", b"lo", _IFF_UP_RUNNING)
-            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, up)
-        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-    try:
-        return namespaces.in_thread(make)
-    except OSError:
-        return None
-
-
 class Contestant:
     """A contender that runs, from `start` until the block ends."""
 
-    def __init__(self, contender: Contender, task: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self, contender: Contender, task: dict[str, Any], folder: Path, network: Network
+    ) -> None:
+        """network: is closed in the end."""
         self.contender = contender
         self.folder = folder
         self._task = {**task, "variant": contender.variant, "folder": str(folder)}
-        self._network = network()
+        self._network = network
         self.members: list[Member] = []
 
     @property
@@ -122,24 +101,22 @@ class Contestant:
     def start(self) -> None:
         """Late, with the end of its log, where a process does not come up."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        roles = [(role, -1) for role in self.contender.services]
-        roles += [("worker", rank) for rank in range(self._task["workers"])]
-        for role, rank in roles:
+        for role, rank in self.contender.roles(self._task["workers"]):
             self.members.append(Member(self._launch(role, rank), role))
         until_s = time.monotonic() + ANSWER_S
         places = [member.hear(until_s)["place"] for member in self.members]
         self.all(do="connect", places=places)
 
     def _launch(self, role: str, rank: int) -> subprocess.Popen[str]:
-        parent, inside = os.getpid(), self._network
+        parent, node, network = os.getpid(), node_of(role, rank), self._network
 
         def before() -> None:
-            if inside is not None:
-                namespaces.enter(inside)
+            network.enter(node)
             namespaces.die_with(parent)
 
         task = {**self._task, "role": role, "rank": rank}
-        with (self.folder / f"{role}{max(rank, 0)}.log").open("w") as log:
+        task |= {"host": network.host(node), "interface": network.interface}
+        with (self.folder / f"{node}.log").open("w") as log:
             return subprocess.Popen(
                 [self.contender.python, str(HERE / self.contender.script), json.dumps(task)],
                 stdin=subprocess.PIPE,
@@ -163,9 +140,8 @@ class Contestant:
 
     def pids(self) -> list[int]:
         """Of all its processes, what they started included."""
-        if self._network is not None:
-            inode = os.fstat(self._network).st_ino
-            return [pid for pid in namespaces.processes_in({inode}) if pid != os.getpid()]
+        if inodes := self._network.inodes():
+            return [pid for pid in namespaces.processes_in(inodes) if pid != os.getpid()]
         return [one.pid for member in self.members for one in member.family()]
 
     def cpu_s(self) -> float:
@@ -178,12 +154,8 @@ class Contestant:
         return ticks / TICKS
 
     def wire_bytes(self) -> int | None:
-        """Received so far on its loopback interface, headers included."""
-        if self._network is None:
-            return None
-        text = Path(f"/proc/{self.members[0].popen.pid}/net/dev").read_text()
-        line = next(line for line in text.splitlines() if line.strip().startswith("lo:"))
-        return int(line.partition(":")[2].split()[0])
+        """Received so far on its interfaces, headers included."""
+        return self._network.received_bytes()
 
     def forget_peaks(self) -> None:
         """Peak memory counts from now on."""
@@ -210,6 +182,9 @@ class Contestant:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
-        if self._network is not None:
-            os.close(self._network)
-            self._network = None
+        self._network.close()
+
+
+def node_of(role: str, rank: int) -> str:
+    """Where the process of that role runs."""
+    return f"{role}{max(rank, 0)}"

@@ -24,6 +24,11 @@ class Contender:
     dies: bool = True
     """Whether a worker is killed at the end; what else differs would not show there."""
 
+    def roles(self, workers: int) -> list[tuple[str, int]]:
+        """Of all its processes in the order of starting, with the rank of each worker."""
+        services = [(role, -1) for role in self.services]
+        return services + [("worker", rank) for rank in range(workers)]
+
 
 GLOO, HIVEMIND = "gloo_allreduce.py", "hivemind_average.py"
 SHOAL = "shoal_merge.py"

@@ -63,8 +63,8 @@ class Server(Process):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self.address = f"127.0.0.1:{found.getsockname()[1]}"
+        with socket.create_server((task.host, 0)) as found:
+            self.address = f"{task.host}:{found.getsockname()[1]}"
         self.strategy = OnDemand(task.workers)
 
     def run(self) -> None:

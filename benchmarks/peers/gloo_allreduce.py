@@ -21,14 +21,14 @@ class Worker(Process):
         self.halves = [one.bfloat16() for one in self.buffers] if self.is_half else []
 
     def place(self) -> Any:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            return found.getsockname()[1]
+        with socket.create_server((self.task.host, 0)) as found:
+            return f"{self.task.host}:{found.getsockname()[1]}"
 
     def connect(self, places: list[Any]) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = self.task.interface
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{places[0]}",
+            init_method=f"tcp://{places[0]}",
             rank=self.task.rank,
             world_size=self.task.workers,
             timeout=datetime.timedelta(minutes=5),

@@ -37,7 +37,7 @@ class Worker(Process):
         super().__init__(task)
         torch.set_num_threads(1)
         if task.rank == 0:
-            self.dht = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+            self.dht = DHT(start=True, host_maddrs=[f"/ip4/{task.host}/tcp/0"])
 
     def place(self) -> Any:
         if self.task.rank:
@@ -46,7 +46,7 @@ class Worker(Process):
 
     def connect(self, places: list[Any]) -> None:
         if self.task.rank:
-            maddrs = ["/ip4/127.0.0.1/tcp/0"]
+            maddrs = [f"/ip4/{self.task.host}/tcp/0"]
             self.dht = DHT(initial_peers=places[0], start=True, host_maddrs=maddrs)
         self.averager = DecentralizedAverager(
             [torch.zeros(size) for size in self.task.sizes],

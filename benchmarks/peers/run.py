@@ -29,9 +29,11 @@ from typing import Any
 from benchmarks.peers import report, shoal_project
 from benchmarks.peers.arena import ANSWER_S, Contestant, Late
 from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.networks import Loopback, Network
 from benchmarks.peers.work import write_displacements
 
 ROOT = Path(__file__).parents[2]
+Networks = Callable[[Contender], Network]
 DIES_AFTER = 0.5
 """Of a round: when a worker is killed in it."""
 
@@ -107,13 +109,13 @@ def common(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def entering(
-    one: Contender, given: argparse.Namespace, told: dict[str, Any], place: Path
+    one: Contender, given: argparse.Namespace, told: dict[str, Any], place: Path, made: Networks
 ) -> Contestant:
     """A contender with nothing left of former passes."""
     place.mkdir(parents=True, exist_ok=True)
     codec = one.variant if one.package == "shoal" else "int4"
     path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
-    return Contestant(one, {**told, "project": str(path)}, place)
+    return Contestant(one, {**told, "project": str(path)}, place, made(one))
 
 
 def measure(
@@ -122,15 +124,19 @@ def measure(
     told: dict[str, Any],
     folder: Path,
     keep: Callable[[dict[str, Any]], None],
+    made: Networks = lambda _: Loopback(),
 ) -> None:
-    """Everybody's turn, as often as `passes` says; `keep` gets the rows after each."""
+    """Everybody's turn, as often as `passes` says; `keep` gets the rows after each.
+
+    made: the network of each turn.
+    """
     rows: dict[str, Any] = {one.name: {"rounds": []} for one in chosen}
     for number in range(given.passes):
         for one in chosen:
             row = rows[one.name]
             if "absent" in row:
                 continue
-            contestant = entering(one, given, told, folder / f"{one.name}-{number + 1}")
+            contestant = entering(one, given, told, folder / f"{one.name}-{number + 1}", made)
             is_last = number == given.passes - 1
             began_s = time.monotonic()
             try:

@@ -58,7 +58,7 @@ class Syncer(Process):
         self.home = Home(Path(task.project).parent / "home")
         words = ["--home", str(self.home.root), "syncer", "run", task.project]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal", *words, "--listen", "127.0.0.1", "--port", "0"],
+            [sys.executable, "-m", "shoal", *words, "--listen", task.host, "--port", "0"],
             env={**os.environ, "SHOAL_CONFIG": os.devnull},
             stdin=subprocess.DEVNULL,
             stdout=2,
@@ -225,11 +225,12 @@ class Worker(Process):
         self._run(self._join(places[0]), UP_S)
 
     async def _join(self, text: str) -> None:
-        home = Path(self.task.folder) / f"learner{self.task.rank}"
+        home = Path(self.task.folder) / "learners" / str(self.task.rank)
         home.mkdir(parents=True, exist_ok=True)
         link = parse_link(text)
-        nothing = Payloads(home, 0)
-        self.learner = Hands(home, link, nothing, Manner(step_s=STEP_S, downloads=True), False)
+        nothing = Payloads(home)
+        manner = Manner(step_s=STEP_S, downloads=True)
+        self.learner = Hands(home, link, nothing, manner, False, listen_host=self.task.host)
         await self.learner.meet()
         self.fetching = asyncio.create_task(self.learner.fetcher.run())
         self.running = asyncio.create_task(self.learner.run())

@@ -31,10 +31,10 @@ class Lighthouse(Process):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2)
+        self.server = LighthouseServer(bind=f"{task.host}:0", min_replicas=2)
 
     def place(self) -> Any:
-        return self.server.address().replace(os.uname().nodename, "127.0.0.1")
+        return self.server.address().replace(os.uname().nodename, self.task.host)
 
 
 class Fragment(nn.Module):
@@ -61,8 +61,8 @@ class Worker(Process):
         self.tries = 0
 
     def connect(self, places: list[Any]) -> None:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ["GLOO_SOCKET_IFNAME"] = self.task.interface
+        self.store = dist.TCPStore(self.task.host, 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
             load_state_dict=self.parts.load_state_dict,
@@ -74,11 +74,11 @@ class Worker(Process):
             connect_timeout=TIMEOUT,
             rank=0,
             world_size=1,
-            store_addr="127.0.0.1",
+            store_addr=self.task.host,
             store_port=self.store.port,
             lighthouse_addr=places[0],
             replica_id=f"worker-{self.task.rank}",
-            hostname="127.0.0.1",
+            hostname=self.task.host,
             init_sync=False,
         )
         self.inner = Still(self.parts.parameters(), lr=0.0)

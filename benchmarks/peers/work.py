@@ -46,6 +46,10 @@ class Task:
     """Where everybody's displacements lie."""
     project: str
     """Shoal's; the others do without."""
+    host: str
+    """The IPv4 address that this process listens on."""
+    interface: str
+    """The network device that has it."""
 
     @property
     def fragments(self) -> int:
@@ -142,7 +146,7 @@ class Process:
             pairs = [self._off(found, fragment, ranks) for ranks in means]
             nearest = min(pairs, key=lambda pair: pair[0] / pair[1])
             off, whole = off + nearest[0], whole + nearest[1]
-            digest.update(memoryview(np.ascontiguousarray(found)).cast("B"))
+            digest.update(np.ascontiguousarray(found).tobytes())
             mean = self.result_over_rounds(fragment)
             over += 0.0 if mean is None else self._off(mean, fragment, means[0])[0]
         told = {"error": (off / whole) ** 0.5, "digest": digest.hexdigest()}

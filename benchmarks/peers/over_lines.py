@@ -1,0 +1,134 @@
+"""Shoal against what else could merge displacements, where each of them has a line as at home.
+
+    make bench-lines                              # everything, with the environment it needs
+    python -m benchmarks.peers.over_lines [--only NAME,...] [--cases NAME,...] [--workers M]
+
+The work and the contenders are those of `run.py`; here every process has a network of its own, and
+a line on which all that it sends or gets has to wait. Servers stand in a data centre: Shoal's
+syncer, Flower's server, torchft's lighthouse; in one row Shoal's syncer is at home as well. Needs
+Linux and root. Prints a table and writes benchmarks/lines.json and docs/lines.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.peers import lines_report, run, shoal_project
+from benchmarks.peers.arena import node_of
+from benchmarks.peers.contenders import CONTENDERS, Contender
+from benchmarks.peers.networks import Line, Lines
+from tests.netlab import namespaces
+
+HOME: Final = Line(down_mbps=100.0, up_mbps=20.0, rtt_ms=50.0)
+DATA_CENTRE: Final = Line(down_mbps=1000.0, up_mbps=1000.0, rtt_ms=50.0)
+SLOWER: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What lines there are."""
+
+    about: str
+    slower: float = 1.0
+    """How many times as slow the last worker's line is."""
+    dies: bool = False
+    """Whether a worker is killed in the end."""
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "alike": Case("all lines 100/20 Mbit/s, 50 ms", dies=True),
+    "slow": Case("one line a tenth of that", slower=SLOWER),
+}
+
+AT_HOME: Final = "shoal-home"
+
+ENTRANTS: Final = (
+    *(one for one in CONTENDERS if one.name != "shoal-bf16"),
+    dataclasses.replace(
+        CONTENDERS[0], name=AT_HOME, title="Shoal, 4 bit, its syncer at home too", dies=False
+    ),
+)
+
+
+def network(case: Case, entrant: Contender, workers: int) -> Lines:
+    """A line for each of its processes."""
+    nodes = {}
+    for role, rank in entrant.roles(workers):
+        at_home = role == "worker" or entrant.name == AT_HOME
+        line = HOME if at_home else DATA_CENTRE
+        is_slow = role == "worker" and rank == workers - 1
+        nodes[node_of(role, rank)] = line.slower(case.slower) if is_slow else line
+    return Lines(nodes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names, cases = [one.name for one in ENTRANTS], list(CASES)
+    parser.add_argument("--only", default=",".join(names), help=", ".join(names))
+    parser.add_argument("--cases", default=",".join(cases), help=", ".join(cases))
+    parser.add_argument("--model", default="4m", choices=shoal_project.MODELS, help="its size")
+    parser.add_argument("--fragments", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=3, help="in each turn")
+    parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
+    parser.add_argument("--json", type=Path, default=run.ROOT / "benchmarks/lines.json")
+    parser.add_argument("--plot", type=Path, default=run.ROOT / "docs/lines.svg")
+    parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    given = parser.parse_args()
+    if why := namespaces.missing():
+        parser.error(why)
+    for wanted, known in ((given.only, names), (given.cases, cases)):
+        if unknown := set(wanted.split(",")) - set(known):
+            parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as temporary:
+        measure(given, given.logs or Path(temporary))
+    kept = json.loads(given.json.read_text())
+    print(lines_report.table(kept))
+    lines_report.plot(kept, given.plot)
+    return 0
+
+
+def measure(given: argparse.Namespace, folder: Path) -> None:
+    """Case by case; what was found is written after each turn."""
+    chosen = [one for one in ENTRANTS if one.name in given.only.split(",")]
+    told = run.common(given, folder)
+    found: dict[str, Any] = {
+        "machine": run.machine(),
+        "versions": run.versions(chosen),
+        "workers": given.workers,
+        "fragments": given.fragments,
+        "parameters": sum(told["sizes"]),
+        "titles": {one.name: one.title for one in chosen},
+        "about": {name: CASES[name].about for name in given.cases.split(",")},
+        "cases": {},
+    }
+    for name in found["about"]:
+        case = CASES[name]
+
+        def keep(rows: dict[str, Any], name: str = name) -> None:
+            found["cases"][name] = rows
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+        def lines(one: Contender, case: Case = case) -> Lines:
+            return network(case, one, given.workers)
+
+        # Who dies is told by the case here.
+        given.death = case.dies
+        run.measure(chosen, given, told, folder / name, keep, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
