@@ -88,7 +88,7 @@ def measure(place: str, parameters: int, fragments: int) -> dict[str, float]:
             for fragment in layout.fragments:
                 local = bank.theta(fragment.index) - np.float32(1e-3)
                 payload = encode("int4", draw.normal(0.0, 1e-3, local.size).astype(np.float32))
-                merged = _merged(bank, fragment.index, payload)
+                merged = _merged(bank, fragment.index, bytes(payload))
                 began_s = time.perf_counter()
                 bank.push(fragment.index, number, local)
                 bank.settle(fragment.index, number, is_merged=True)

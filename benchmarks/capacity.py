@@ -379,10 +379,14 @@ class Moment:
 
     def since(self, former: Moment) -> Moment:
         """What was added from one moment to another."""
-        grown = (getattr(self, name) - getattr(former, name) for name in self.__slots__[:-1])
+        grown: dict[str, Any] = {
+            name: getattr(self, name) - getattr(former, name)
+            for name in self.__slots__
+            if name != "outcomes"
+        }
         outcomes = Counter(self.outcomes)
         outcomes.subtract(former.outcomes)
-        return Moment(*grown, outcomes)
+        return Moment(**grown, outcomes=outcomes)
 
 
 def look(syncer: Syncer, learners: Learners) -> Moment:

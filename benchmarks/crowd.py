@@ -187,7 +187,7 @@ def measure(swarm: LabSwarm, keys: int, newcomers: int) -> list[float]:
     print(f"{keys} keys came in {took_s:.0f} s; {held} of {len(here)} seats are theirs", flush=True)
     home = begun(swarm, HOME, newcomers)
     assert home.stdout is not None
-    waited = []
+    waited: list[float] = []
     for line in home.stdout:
         said, _, seconds = line.strip().partition(" ")
         if said == "done":

@@ -35,8 +35,7 @@ from torch.nn import functional
 
 from node.trainer.model import build_model, describe_model
 from node.trainer.objective import objective_of
-from protocol.fragments import build_layout
-from protocol.numerics.codecs import BLOCK
+from protocol.fragments import BLOCK, build_layout
 from protocol.numerics.merge import Contribution, merge_fragment
 from protocol.numerics.outer import encode_with_feedback, outer_step
 from protocol.project import MergeRule, TensorSpec
@@ -130,7 +129,7 @@ class Learner:
     def step(self) -> None:
         batch = self.batches.next(self.sequences)
         loss = self.objective(self.model, batch) / (len(batch) * TOKENS)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -200,7 +199,7 @@ class Swarm:
         layer = _layer(name)
         found = np.empty_like(moved[0])
         for expert in range(EXPERTS):
-            weights = equal if self.way == "apart" else counts[:, layer, expert]
+            weights = equal if self.way == "apart" else counts[:, layer, expert].tolist()
             found[expert] = merged([one[expert] for one in moved], weights, self.rule)
         return found
 
@@ -252,7 +251,7 @@ def run(
 
 def begun(seed: int) -> nn.Module:
     """A model that has learned a little of all texts."""
-    base = build_model(describe_model("Qwen3MoeForCausalLM", dict(CONFIG)), seed=seed)
+    base: nn.Module = build_model(describe_model("Qwen3MoeForCausalLM", dict(CONFIG)), seed=seed)
     trained = [one[: int(0.9 * len(one))] for one in texts()]
     learner = Learner(base, Batches(trained, seed), RATE_BASE, BATCH)
     for step in range(BASE_STEPS):

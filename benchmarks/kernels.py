@@ -44,6 +44,7 @@ from protocol.numerics import buffers, codecs, outer, versions
 from protocol.numerics.compiled.sum_kernels import LIMBS, TOGETHER
 from protocol.numerics.lengths import Length
 from protocol.numerics.merge import Contribution, Reference, merge_fragment, norm
+from protocol.numerics.payload_sizes import payload_bytes
 from protocol.numerics.summing import Source, add_together
 from protocol.numerics.workers import Workers, pieces
 from protocol.project import CodecName
@@ -51,7 +52,7 @@ from protocol.standing import Standing
 
 SPANS = 10
 """Tensors in the fragment."""
-INT4 = codecs.payload_bytes("int4", 128) / 128
+INT4 = payload_bytes("int4", 128) / 128
 """Bytes of a payload for each parameter."""
 FRAGMENTS = 40
 """Arrays of that size that are in use besides; nobody ever writes to them."""
@@ -107,7 +108,7 @@ class Case:
 
 
 @numba.njit(nogil=True)
-def total(bits: np.ndarray) -> int:
+def total(bits: np.ndarray) -> np.int32:
     found = np.int32(0)
     for i in range(bits.size):
         found += bits[i]
@@ -251,8 +252,6 @@ def merges(case: Case, workers: Cores) -> dict[str, Run]:
 
 
 def steps(case: Case, workers: Cores) -> dict[str, Run]:
-    rates = {"learning_rate": 0.7, "momentum_coefficient": 0.5}
-
     def step(payload: codecs.Payload, is_hashed: bool) -> object:
         return outer.outer_step_by(
             case.theta,
@@ -261,7 +260,8 @@ def steps(case: Case, workers: Cores) -> dict[str, Run]:
             codec="int4",
             is_hashed=is_hashed,
             workers=workers,
-            **rates,
+            learning_rate=0.7,
+            momentum_coefficient=0.5,
         )
 
     def both(is_hashed: bool) -> Callable[[], object]:

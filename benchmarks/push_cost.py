@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import heapq
 import pstats
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -40,7 +41,7 @@ class Meter:
     """Processor seconds of one machine, by what it was told."""
 
     profile: cProfile.Profile | None
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     events: Counter[str] = field(default_factory=Counter)
 
     def handle(self, machine: SyncerMachine, event: Event, now_s: float) -> list[Effect]:
@@ -98,7 +99,8 @@ def measure(learners: int, rounds: int, profile: cProfile.Profile | None) -> flo
     pushes = sum(outcomes.values()) - before
     cost_us = 1e6 * sum(meter.seconds.values()) / pushes
     parts = ", ".join(
-        f"{name} {1e6 * seconds / pushes:.0f}" for name, seconds in meter.seconds.most_common(5)
+        f"{name} {1e6 * seconds / pushes:.0f}"
+        for name, seconds in heapq.nlargest(5, meter.seconds.items(), key=lambda one: one[1])
     )
     print(f"{learners:5d} learners {pushes:6d} pushes {cost_us:7.0f} us each: {parts}", flush=True)
     return cost_us

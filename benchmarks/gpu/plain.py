@@ -58,7 +58,7 @@ class PlainLoop:
                 flat = logits.float().reshape(-1, logits.shape[-1])
                 loss = functional.cross_entropy(flat, piece[:, 1:].reshape(-1), reduction="sum")
                 loss = loss / batch[:, 1:].numel()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._inner.grad_norm_max)
         self._optimizer.step()
