@@ -85,9 +85,15 @@ class Contestant:
     """A contender that runs, from `start` until the block ends."""
 
     def __init__(
-        self, contender: Contender, task: dict[str, Any], folder: Path, network: Network
+        self,
+        contender: Contender,
+        task: dict[str, Any],
+        folder: Path,
+        network: Network,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """network: is closed in the end."""
+        self.answer_s = answer_s
         self.contender = contender
         self.folder = folder
         self._task = {**task, "variant": contender.variant, "folder": str(folder)}
@@ -103,7 +109,7 @@ class Contestant:
         self.folder.mkdir(parents=True, exist_ok=True)
         for role, rank in self.contender.roles(self._task["workers"]):
             self.members.append(Member(self._launch(role, rank), role))
-        until_s = time.monotonic() + ANSWER_S
+        until_s = time.monotonic() + self.answer_s
         places = [member.hear(until_s)["place"] for member in self.members]
         self.all(do="connect", places=places)
 
@@ -131,7 +137,7 @@ class Contestant:
         """Everybody's answer to the same question; RuntimeError where one failed."""
         for member in self.members:
             member.say(what)
-        until_s = time.monotonic() + ANSWER_S
+        until_s = time.monotonic() + self.answer_s
         found = [member.hear(until_s) for member in self.members]
         for member, one in zip(self.members, found, strict=True):
             if "failed" in one and not is_failure_told:

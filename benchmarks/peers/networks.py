@@ -23,6 +23,8 @@ are measured."""
 QUEUE_S = 0.25
 """Of a line's rate: what its modem holds back before it drops."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
@@ -117,6 +119,10 @@ class Lines:
         namespace = os.open(self._lab.path(node), os.O_RDONLY | os.O_CLOEXEC)
         namespaces.enter(namespace)
         os.close(namespace)
+        # torchft tells others its host's name, and nobody here resolves names: so it is an address.
+        if _libc.unshare(_CLONE_NEWUTS) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        socket.sethostname(self.host(node))
 
     def inodes(self) -> set[int]:
         return {os.stat(self._lab.path(node)).st_ino for node in self._nodes}
@@ -148,10 +154,9 @@ def _received(interface: str) -> int:
 
 def _loopback() -> int | None:
     """A descriptor of a new network namespace with loopback only; None where refused."""
-    libc = ctypes.CDLL(None, use_errno=True)
 
     def make() -> int:
-        if libc.unshare(_CLONE_NEWNET) != 0:
+        if _libc.unshare(_CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             up = struct.pack("16sH22x", b"lo", _IFF_UP_RUNNING)

@@ -32,6 +32,9 @@ HOME: Final = Line(down_mbps=100.0, up_mbps=20.0, rtt_ms=50.0)
 DATA_CENTRE: Final = Line(down_mbps=1000.0, up_mbps=1000.0, rtt_ms=50.0)
 SLOWER: Final = 10.0
 
+ANSWER_S: Final = 300.0
+"""At a tenth of a line some need minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -86,6 +89,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=run.ROOT / "benchmarks/lines.json")
     parser.add_argument("--plot", type=Path, default=run.ROOT / "docs/lines.svg")
     parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    parser.set_defaults(answer_s=ANSWER_S)
     given = parser.parse_args()
     if why := namespaces.missing():
         parser.error(why)

@@ -65,7 +65,7 @@ def judged(contestant: Contestant, asked: list[int], means: list[list[int]]) -> 
     """The largest error of the workers asked, and whether all of them hold the same bits."""
     for rank in asked:
         contestant.workers[rank].say({"do": "check", "means": means})
-    until_s = time.monotonic() + ANSWER_S
+    until_s = time.monotonic() + contestant.answer_s
     found = [contestant.workers[rank].hear(until_s) for rank in asked]
     errors = ("error", "error_over_rounds")
     worst = {name: max(one[name] for one in found) for name in errors if name in found[0]}
@@ -115,7 +115,8 @@ def entering(
     place.mkdir(parents=True, exist_ok=True)
     codec = one.variant if one.package == "shoal" else "int4"
     path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
-    return Contestant(one, {**told, "project": str(path)}, place, made(one))
+    told = {**told, "project": str(path)}
+    return Contestant(one, told, place, made(one), given.answer_s)
 
 
 def measure(
@@ -229,6 +230,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")
     parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    parser.set_defaults(answer_s=ANSWER_S)
     given = parser.parse_args()
     wanted = given.only.split(",")
     if unknown := set(wanted) - set(names):

@@ -22,7 +22,9 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 from work import Floats, Process, Task, serve
 
-TIMEOUT = datetime.timedelta(seconds=30)
+TIMEOUT = datetime.timedelta(seconds=60)
+"""Over a line, who joins late fetches the whole model first."""
+
 TRIES_MAX = 40
 
 
