@@ -44,6 +44,10 @@ BUDGET_TOKENS: Final = 1_200_000
 RATIO_MAX: Final = 1.02
 """Of the held-out loss with the liar to that without."""
 
+ALIKE: Final[Mapping[str, Value]] = {"rounds.quorum": len(HONEST)}
+"""So that runs can be compared: where the first push is enough, whoever starts first trains alone
+for a while, and how long changed the loss of equal runs by a tenth."""
+
 PLAIN: Final[Mapping[str, Value]] = {
     "outer.trust": "all",
     "outer.clip_to_median": 1e6,
@@ -144,7 +148,7 @@ def _play(act: Act, folder: Path, deadline: Deadline, screen: Screen) -> _Run:
     place.mkdir()
     swarm = _LiarSwarm(place, deadline, screen, act.cast, spawn=spawning(LIAR.name))
     try:
-        settings = {**SETTINGS, "limits.tokens": BUDGET_TOKENS, **act.settings}
+        settings = {**SETTINGS, **ALIKE, "limits.tokens": BUDGET_TOKENS, **act.settings}
         swarm.write_project(NAME, settings)
         swarm.sign()
         swarm.start_first("--exit-when-done")
