@@ -47,7 +47,7 @@ TRUST_BOUNDS = (TRUST_NONE, TRUST_FULL)
 
 REPEATS_FULL, REPEATS_NONE = 0.15, 0.25
 """A learner whose pushes repeat themselves more than the median by at least the second does not
-count. In simulated runs of small models honest ones were above it by 0.11 at most; two of eight
+count. In simulated runs of small models honest ones were above it by 0.12 at most; two of eight
 that hand in a little less than they learned, always in the same way, by 0.4."""
 
 REPEATS_BOUNDS = (REPEATS_FULL, REPEATS_NONE)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.report import told_death
+from benchmarks.peers.report import colours, entitle, told_death
 
 YARDSTICK = "shoal"
 """How many times as long the others take."""
@@ -76,14 +76,10 @@ def plot(found: dict[str, Any], path: Path) -> None:
             [middle - min(one, default=0.0) for middle, one in zip(middles, took, strict=True)],
             [max(one, default=0.0) - middle for middle, one in zip(middles, took, strict=True)],
         ]
-        colours = ["#0b7a75" if name.startswith("shoal") else "#9aa5b1" for name in names]
         titles = [found["titles"][name] for name in names]
-        bars = axis.barh(titles, middles, color=colours, height=0.65, xerr=reach)
+        bars = axis.barh(titles, middles, color=colours(names), height=0.65, xerr=reach)
         axis.bar_label(bars, fmt="%.1f", padding=6, fontsize=8)
-        axis.set_title(f"seconds of a round: {found['about'][case]}", fontsize=10, loc="left")
-        axis.spines[["top", "right", "bottom"]].set_visible(False)
-        axis.tick_params(bottom=False, labelbottom=False, left=False, labelsize=9)
-        axis.margins(x=0.18)
+        entitle(axis, f"seconds of a round: {found['about'][case]}")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,22 +94,31 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
     names = [name for name, row in found["rows"].items() if row.get("rounds")][::-1]
     titles = [found["titles"][name] for name in names]
-    colours = ["#0b7a75" if name.startswith("shoal") else "#9aa5b1" for name in names]
     panels = (("wall_s", "wall clock, s"), ("cpu_s", "processor, s"), ("bytes", "bytes sent"))
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(11, 0.45 * len(names) + 1.3), sharey=True, layout="constrained"
     )
     for axis, (what, label) in zip(axes, panels, strict=True):
         values = [medians(found, name)[what] or 0.0 for name in names]
-        bars = axis.barh(titles, values, color=colours, height=0.65)
+        bars = axis.barh(titles, values, color=colours(names), height=0.65)
         axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
-        axis.set_title(label, fontsize=10, loc="left")
-        axis.spines[["top", "right", "bottom"]].set_visible(False)
-        axis.tick_params(bottom=False, labelbottom=False, left=False, labelsize=9)
-        axis.margins(x=0.18)
-    axes[2].set_title("bytes sent per parameter and worker", fontsize=10, loc="left")
+        entitle(axis, label)
+    entitle(axes[2], "bytes sent per parameter and worker")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def entitle(axis: Any, title: str) -> None:
+    """A panel of bars, which tell their values themselves."""
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.tick_params(bottom=False, labelbottom=False, left=False, labelsize=9)
+    axis.margins(x=0.18)
+
+
+def colours(names: Sequence[str]) -> list[str]:
+    """Of each contender's bars: Shoal's stand out."""
+    return ["#0b7a75" if name.startswith("shoal") else "#9aa5b1" for name in names]
 
 
 if __name__ == "__main__":
