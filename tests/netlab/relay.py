@@ -6,8 +6,8 @@ of the node that has the destination address. It ends when its test process does
 Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIPTOR` for each node.
 On the control socket come JSON messages, each answered when it has taken effect:
 `{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order,
-`{"lines": [[NODE, "up" or "down", latency_s, ...], ...]}` likewise, `{"nats": [NODE, ...]}` with all
-nodes that are behind a NAT from now on, and `{"count": [FROM, TO]}`.
+`{"lines": [[NODE, "up" or "down", latency_s, ...], ...]}` likewise, `{"nats": [NODE, ...]}` with
+all nodes that are behind a NAT from now on, and `{"count": [FROM, TO]}`.
 """
 
 from __future__ import annotations
