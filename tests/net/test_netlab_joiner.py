@@ -33,7 +33,7 @@ SIZE = {
     "model__config__num_hidden_layers": 2,
     "model__config__num_attention_heads": 4,
     "model__config__num_key_value_heads": 4,
-    "rounds__local_steps": 32,
+    "rounds__local_steps": 96,
     "rounds__pull_timeout_s": 20.0,
 }
 KILL_AT_FRAC = 0.25
