@@ -28,7 +28,8 @@ MANY_PUSHES = 8
 """From so many in a merge on, a quarter of which may lie, the others say what is usual in it."""
 
 JUDGED_MIN = 3
-"""Pushes of a learner before its direction is compared, and before its norm is trusted."""
+"""Pushes of a learner before its direction is compared, and before its norm is trusted; and so many
+that were compared with its former ones before it is said how far it repeats itself."""
 
 ESTABLISHED_MIN = 10
 """Good pushes of a learner before it is no new one any more: those that counted at least half.
@@ -264,15 +265,15 @@ def strays(standings: Sequence[Standing], usual: float, judged_min: int = JUDGED
 
 
 def typical_repeats(standings: Sequence[Standing]) -> float:
-    """How far learners usually repeat themselves: the median; 1 where too few were judged.
+    """How far learners usually repeat themselves: the median; 1 where too few were compared.
 
     It is not nothing: where a merge has one push, what all have in common is everybody's own part
     beside the momentum.
     """
     if are_established(standings):
         standings = [one for one in standings if one.is_established]
-    judged = [one.repeats for one in standings if one.judged >= JUDGED_MIN]
-    return statistics.median(judged) if len(judged) >= LEARNERS_COMPARED_MIN else 1.0
+    known = [one.repeats for one in standings if one.compared >= JUDGED_MIN]
+    return statistics.median(known) if len(known) >= LEARNERS_COMPARED_MIN else 1.0
 
 
 def trust_by_repeats(
@@ -284,8 +285,12 @@ def trust_by_repeats(
     """How far a learner counts that repeats itself so, from 0 to 1. usual: `typical_repeats`.
 
     Of pushes of few local steps much is the inner optimizer's momentum, which carries the noise of
-    the same text from one to the next; so what they repeat says as little as where they point.
+    the same text from one to the next; so what they repeat says as little as where they point. In
+    a young run the momentum is of few pushes, and what all have in common is in everybody's own
+    part; so the first that are compared say nothing yet.
     """
+    if standing.compared < JUDGED_MIN:
+        return 1.0
     full, none = other_text_bounds if standing.has_other_text else bounds
     excess = (standing.repeats - usual) * math.sqrt(max(standing.expected, EXPECTED_MIN**2))
     return min(1.0, max(0.0, (none - excess) / (none - full)))
@@ -299,16 +304,22 @@ def trust_now(
     *,
     expected: float = 1.0,
     strays: float = 0.0,
+    is_young: bool = False,
 ) -> float:
     """How far a push with this cosine counts, from 0 to 1, its learner having stood so before.
 
     A push that points clearly elsewhere does not count, however its learner's others pointed: who
     was honest for long must not be believed once more for each fragment. expected: of this push.
+    is_young: nothing is `typical` yet, so one that points where the others of its merge do counts
+    however its learner's others pointed: a liar may have been what those were compared with.
     """
     if not cosine:
         return trust(standing, compared_with, bounds, strays)
     now = after(standing, cosine, expected=expected)
     by_learner = trust(now, compared_with, bounds, strays)
+    if is_young:
+        first = after(NOBODY, cosine, expected=expected)
+        by_learner = max(by_learner, trust(first, compared_with, bounds, strays))
     # One push strays further than a mean of several.
     slack = max(SLACK, PUSH_STRAYS / STRAYS * strays / ERROR_OF_MEAN)
     alone = Standing(expected * cosine + slack * compared_with, 1)

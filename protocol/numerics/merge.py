@@ -444,7 +444,8 @@ def _direction_trusts(
     ]
     # A young swarm is compared with those who are in this merge.
     compared_with, strays = reference.typical, reference.strays
-    if not compared_with:
+    is_young = not compared_with
+    if is_young:
         told_of = [
             its
             for its, one in zip(after, contributions, strict=True)
@@ -458,7 +459,13 @@ def _direction_trusts(
     trusts = [
         min(
             standing.trust_now(
-                one.standing, cosine, compared_with, bounds, expected=its, strays=strays
+                one.standing,
+                cosine,
+                compared_with,
+                bounds,
+                expected=its,
+                strays=strays,
+                is_young=is_young,
             ),
             _by_repeats(one, reference),
         )

@@ -165,6 +165,15 @@ def test_who_points_just_as_far_as_its_steps_allow_counts_in_full(steps, typical
     assert trust(now, typical_cosine) == pytest.approx(1.0)
 
 
+def test_in_a_young_run_one_that_points_where_others_do_counts_whatever_its_learner_s_others_did():
+    misled = pushed((-0.6, 1.0), (0.1, 1.0))
+    assert trust_now(misled, 0.6, 0.55) < 0.5
+    assert trust_now(misled, 0.6, 0.55, is_young=True) == 1.0
+    assert trust_now(misled, 0.05, 0.55, is_young=True) == 0.0
+    honest = pushed(*[(0.6, 1.0)] * 3)
+    assert trust_now(honest, 0.1, 0.55, is_young=True) == trust_now(honest, 0.1, 0.55) == 1.0
+
+
 def repeating(*repeats, judged=20, good=20):
     now = Standing(0.4, judged, good)
     for one in repeats:
@@ -181,7 +190,7 @@ def test_who_repeats_itself_far_more_than_others_counts_less_and_less():
     usual = typical_repeats(others)
     assert usual == pytest.approx(0.1, rel=0.01)
     counted = [trust_by_repeats(repeating(*[0.4] * some), usual) for some in range(20)]
-    assert counted[:2] == [1.0] * 2
+    assert counted[:JUDGED_MIN] == [1.0] * JUDGED_MIN
     assert counted == sorted(counted, reverse=True)
     assert counted[4] < 0.5
     assert counted[-1] == 0.0
@@ -203,8 +212,18 @@ def test_of_pushes_of_few_local_steps_little_is_repetition():
 
 
 def test_where_too_few_are_known_nobody_repeats_too_much():
-    assert typical_repeats([repeating(0.1)] * 2) == 1.0
+    assert typical_repeats([repeating(*[0.1] * 20)] * 2) == 1.0
     assert trust_by_repeats(repeating(*[1.0] * 20), 1.0) == 1.0
+
+
+def test_whose_pushes_were_hardly_compared_yet_is_no_measure_and_is_not_measured():
+    young, two = repeating(0.1, 0.1), [repeating(*[0.5] * 20)] * 2
+    assert typical_repeats([*two, young]) == 1.0
+    assert typical_repeats([*two, after(young, 0.4, 1.0, repeat=0.1)]) == pytest.approx(
+        0.5, rel=0.01
+    )
+    assert trust_by_repeats(repeating(1.0, 1.0), 0.0) == 1.0
+    assert trust_by_repeats(repeating(1.0, 1.0, 1.0), 0.0) == 0.0
 
 
 def test_a_minority_of_new_learners_does_not_say_how_far_one_may_repeat_itself():

@@ -152,7 +152,9 @@ def test_who_reads_other_text_may_repeat_itself_further():
     swarm = Swarm()
     for one in ALL:
         repeats = 0.4 if one is ONE else 0.0
-        swarm.accounts[one.key].standing = Standing(0.9, 20, ESTABLISHED_MIN, repeats=repeats)
+        swarm.accounts[one.key].standing = Standing(
+            0.9, 20, ESTABLISHED_MIN, repeats=repeats, compared=20
+        )
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 0.0
     swarm.beat(ONE, has_other_text=True)
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 1.0

@@ -200,7 +200,9 @@ def test_who_always_adds_the_same_is_named():
     swarm = Swarm()
     accounts = swarm.machine.state.accounts
     for learner, repeats in zip(ALL, (0.05, 0.1, 0.08, 0.9), strict=True):
-        accounts[learner.key].standing = Standing(0.9, JUDGED_MIN, repeats=repeats)
+        accounts[learner.key].standing = Standing(
+            0.9, JUDGED_MIN, repeats=repeats, compared=JUDGED_MIN
+        )
     assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "repeats"}
     said = sentence(swarm.machine, swarm.now_s)
     assert said == (
