@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=32)
     parser.add_argument("--fragments", type=int, default=24)
     parser.add_argument("--local-steps", type=int, default=24)
-    parser.add_argument("--overlap", type=int, default=16, help="tau: rounds in flight")
+    parser.add_argument("--overlap", type=int, default=24, help="tau: rounds in flight")
     parser.add_argument("--step-s", type=float, default=0.5)
     parser.add_argument("--mbps", type=float, default=100.0, help="of every line, each way")
     parser.add_argument("--minutes", type=float, default=10.0)
