@@ -173,15 +173,18 @@ def trend(places: Sequence[Place], path: Path) -> None:
             [100 * one.ratio_spread for one in mine],
             fmt="os^D"[at // len(COLOURS) % 4] + "-",
             capsize=3,
-            color=COLOURS[at % len(COLOURS)],
+            color=COLOURS[(at + 1) % len(COLOURS)],
             label=f"{algorithm}, {parameters / 1e6:.2g} M, {batch:,} tokens a step",
         )
     panel.axhline(0.0, color="black", lw=0.8, ls=":")
     panel.set_xscale("log")
-    panel.xaxis.set_major_formatter("{x:g}")
+    ratios = sorted({one.tokens / one.parameters for one in known})
+    # Budgets of two sizes may be nearly the same; their labels would cover each other.
+    apart = [x for at, x in enumerate(ratios) if at == 0 or x > 1.15 * ratios[at - 1]]
+    panel.set_xticks(apart, [f"{x:.3g}" for x in apart])
+    panel.minorticks_off()
     panel.set(xlabel="tokens per parameter", ylabel="held-out loss, to data parallelism (%)")
-    figure.set_size_inches(9.0, 4.8)
-    figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, format=_format(path))
 
 

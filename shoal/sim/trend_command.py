@@ -52,14 +52,14 @@ def run(
 
 def _show(found: Sequence[Place]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("parameters", "tokens", "per parameter", "tokens a step"):
+    for name in ("size", "tokens", "times size", "tokens a step"):
         table.add_column(name, justify="right")
     table.add_column("algorithm", no_wrap=True)
-    for name in ("seeds", "held-out loss", "to dp"):
+    for name in ("seeds", "held-out loss", "to dp, %"):
         table.add_column(name, justify="right")
     for one in found:
         spread = f" ± {100 * one.ratio_spread:.1f}" if one.seeds > 1 else ""
-        ratio = "" if one.ratio_to_dp is None else f"{100 * (one.ratio_to_dp - 1):+.1f}{spread} %"
+        ratio = "" if one.ratio_to_dp is None else f"{100 * (one.ratio_to_dp - 1):+.1f}{spread}"
         table.add_row(
             f"{one.parameters / 1e6:.2f} M",
             f"{one.tokens / 1e6:.1f} M",
