@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from shoal.sim.attack_grid import AttackRow
@@ -158,32 +158,43 @@ def compare(lines: Sequence[Summary], path: Path) -> None:
     figure.savefig(path, format=_format(path))
 
 
-def trend(places: Sequence[Place], path: Path) -> None:
-    """Distance to data parallelism over tokens per parameter: a line for each algorithm, size and
-    batch. Raises OSError."""
+def trend(places: Sequence[Place], over: Literal["tokens", "merges"], path: Path) -> None:
+    """Distance to data parallelism over tokens per parameter, or over merges of each fragment: a
+    line for each algorithm, size, batch and number of local steps between merges. Raises OSError.
+    """
     figure, (panel,) = _canvas(1)
+
+    def line_of(one: Place) -> tuple[str, int, int, int]:
+        return one.algorithm, one.parameters, one.batch_tokens, one.local_steps
+
+    def along(one: Place) -> float:
+        return one.tokens / one.parameters if over == "tokens" else one.merges or 0.0
+
     known = [one for one in places if one.ratio_to_dp is not None and one.algorithm != "dp"]
-    lines = list(dict.fromkeys((one.algorithm, one.parameters, one.batch_tokens) for one in known))
-    for at, line in enumerate(lines):
-        mine = [one for one in known if (one.algorithm, one.parameters, one.batch_tokens) == line]
-        algorithm, parameters, batch = line
+    if over == "merges":
+        known = [one for one in known if one.merges is not None]
+    for at, line in enumerate(dict.fromkeys(map(line_of, known))):
+        mine = [one for one in known if line_of(one) == line]
+        algorithm, parameters, batch, local_steps = line
+        steps = f", H = {local_steps}" if local_steps else ""
         panel.errorbar(
-            [one.tokens / one.parameters for one in mine],
+            [along(one) for one in mine],
             [100 * ((one.ratio_to_dp or 1.0) - 1) for one in mine],
             [100 * one.ratio_spread for one in mine],
             fmt="os^D"[at // len(COLOURS) % 4] + "-",
             capsize=3,
             color=COLOURS[(at + 1) % len(COLOURS)],
-            label=f"{algorithm}, {parameters / 1e6:.2g} M, {batch:,} tokens a step",
+            label=f"{algorithm}{steps}, {parameters / 1e6:.2g} M, {batch:,} tokens a step",
         )
     panel.axhline(0.0, color="black", lw=0.8, ls=":")
     panel.set_xscale("log")
-    ratios = sorted({one.tokens / one.parameters for one in known})
-    # Budgets of two sizes may be nearly the same; their labels would cover each other.
-    apart = [x for at, x in enumerate(ratios) if at == 0 or x > 1.15 * ratios[at - 1]]
+    places_x = sorted({along(one) for one in known})
+    # Those of two lines may be nearly the same; their labels would cover each other.
+    apart = [x for at, x in enumerate(places_x) if at == 0 or x > 1.15 * places_x[at - 1]]
     panel.set_xticks(apart, [f"{x:.3g}" for x in apart])
     panel.minorticks_off()
-    panel.set(xlabel="tokens per parameter", ylabel="held-out loss, to data parallelism (%)")
+    name = "tokens per parameter" if over == "tokens" else "merges of each fragment"
+    panel.set(xlabel=name, ylabel="held-out loss, to data parallelism (%)")
     panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, format=_format(path))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -29,6 +29,12 @@ def run(
         tuple[str, ...],
         choices.several("This algorithm, beside data parallelism; repeatable. All by default."),
     ] = (),
+    over: Annotated[
+        Literal["tokens", "merges"],
+        choices.option(
+            "What the plot goes along: tokens per parameter, or merges of each fragment."
+        ),
+    ] = "tokens",
     files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Shows the distance to data parallelism of everything that was run."""
@@ -47,7 +53,7 @@ def run(
             " --results FOLDER` makes them; those of former versions do not tell it."
         )
     _show(found)
-    return write_rows(files, found, lambda path: plots.trend(found, path))
+    return write_rows(files, found, lambda path: plots.trend(found, over, path))
 
 
 def _show(found: Sequence[Place]) -> None:
@@ -55,7 +61,7 @@ def _show(found: Sequence[Place]) -> None:
     for name in ("size", "tokens", "times size", "tokens a step"):
         table.add_column(name, justify="right")
     table.add_column("algorithm", no_wrap=True)
-    for name in ("seeds", "held-out loss", "to dp, %"):
+    for name in ("H", "seeds", "held-out loss", "to dp, %"):
         table.add_column(name, justify="right")
     for one in found:
         spread = f" ± {100 * one.ratio_spread:.1f}" if one.seeds > 1 else ""
@@ -66,6 +72,7 @@ def _show(found: Sequence[Place]) -> None:
             f"{one.tokens / one.parameters:.1f}",
             f"{one.batch_tokens:,}",
             one.algorithm,
+            str(one.local_steps or ""),
             str(one.seeds),
             f"{one.eval_loss:.4f}",
             "" if one.algorithm == "dp" else ratio,

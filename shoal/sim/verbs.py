@@ -32,7 +32,7 @@ VERBS: Final = (
     ("sweep", "run_command:sweep",
      "Run many seeds under faults; exit code 1, and how to see each again, if a promise breaks."),
     ("trend", "trend_command:run",
-     "What `compare` found so far, by size of the model and by tokens. Runs nothing."),
+     "What `compare` found so far, by model size, tokens and merges. Runs nothing."),
 )  # fmt: skip
 
 sim_app = area("sim")

@@ -106,6 +106,13 @@ class Algorithm:
         has_own = self.lockstep is not None and self.lockstep.local_steps is not None
         return self.kind == "asynchronous" or (self.kind == "lockstep" and not has_own)
 
+    def local_steps(self, charter: Charter) -> int:
+        """Between two merges of a fragment; 0 where gradients are averaged."""
+        if self.kind in ("rigid", "elastic"):
+            return 0
+        own = self.lockstep.local_steps if self.lockstep is not None else None
+        return self.charter(charter).rounds.local_steps if own is None else own
+
     def setting(self, setting: Setting) -> Setting:
         """The common ground with this algorithm's link."""
         return replace(setting, link_mbps=self.link_mbps) if self.link_mbps else setting

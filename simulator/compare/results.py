@@ -63,6 +63,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Local steps of each learner: the budget."""
     recipe: str = ""
     """The fingerprint but for the seed."""
+    local_steps: int = 0
+    """Between two merges of a fragment; 0 where gradients are averaged or it is not told."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -189,6 +191,7 @@ class Folder:
             batch_tokens=charter.inner.batch_sequences * bench.sequence_tokens,
             learners=setting.learners,
             steps=setting.steps,
+            local_steps=algorithm.local_steps(charter),
             **{**told.pop("tasks"), **told, "eval_loss": _finite(outcome.eval_loss)},
             seconds=round(seconds, 1),
             settings=dict(settings or {}),

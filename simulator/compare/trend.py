@@ -1,8 +1,8 @@
-"""How far each algorithm is from data parallelism, by size of the model and by tokens.
+"""How far each algorithm is from data parallelism, by size of the model, by tokens and by merges.
 
 Runs of one size, batch and budget are compared with each other. Where an algorithm was run there
-with several settings, those count that have the lowest mean loss, of those with the most seeds: so
-it is for data parallelism too.
+with several settings, but as many local steps between merges, those count that have the lowest mean
+loss, of those with the most seeds: so it is for data parallelism too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ class Place(Struct, frozen=True, kw_only=True):
     learners: int
     steps: int
     """Local steps of each learner: the budget."""
+    local_steps: int
+    """Between two merges of a fragment; 0 where gradients are averaged or it is not told."""
+    merges: float | None
+    """Of each fragment, about; None where `local_steps` is 0."""
     tokens: int
     """Of all learners together."""
     seeds: int
@@ -42,12 +46,12 @@ def places(runs: Iterable[Run]) -> list[Place]:
     known = sorted((run for run in runs if run.parameters and not run.is_trial), key=_where)
     found = []
     for _, here in groupby(known, key=_where):
-        by_name: dict[str, list[Run]] = {}
+        alike: dict[tuple[str, int], list[Run]] = {}
         for run in here:
-            by_name.setdefault(run.algorithm, []).append(run)
-        names = sorted(by_name, key=lambda name: name != BASELINE)
-        base = _best(by_name[BASELINE]) if BASELINE in by_name else []
-        found += [_place(_best(by_name[name]), base) for name in names]
+            alike.setdefault((run.algorithm, run.local_steps), []).append(run)
+        names = sorted(alike, key=lambda one: (one[0] != BASELINE, one))
+        base = _best(alike[BASELINE, 0]) if (BASELINE, 0) in alike else []
+        found += [_place(_best(alike[name]), base) for name in names]
     return found
 
 
@@ -77,6 +81,8 @@ def _place(runs: Sequence[Run], base: Sequence[Run]) -> Place:
         batch_tokens=one.batch_tokens,
         learners=one.learners,
         steps=one.steps,
+        local_steps=one.local_steps,
+        merges=one.steps / one.local_steps if one.local_steps else None,
         tokens=one.learners * one.steps * one.batch_tokens,
         seeds=len(runs),
         eval_loss=_mean(runs),

@@ -253,6 +253,9 @@ def test_the_trend_is_of_what_was_run(tmp_path, project, capsys):
     assert decoupled["tokens"] == 2 * 4 * 2 * 16
     assert decoupled["parameters"] > 1000
     assert f"{100 * (decoupled['ratio_to_dp'] - 1):+.1f} ±" in capsys.readouterr().out
-    assert "data parallelism" in plot.read_text()
+    assert "tokens per parameter" in plot.read_text()
+    assert decoupled["merges"] == 4 / decoupled["local_steps"]
+    assert main([*where, "--over", "merges", "--plot", str(plot)]) == 0
+    assert "merges of each fragment" in plot.read_text()
     assert main(["sim", "trend", str(tmp_path)]) == 2
     assert "no folder of results" in capsys.readouterr().err

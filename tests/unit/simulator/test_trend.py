@@ -63,3 +63,19 @@ def test_sizes_and_budgets_are_kept_apart_and_trials_left_out():
         ("decoupled", 1000, 20, None),
         ("decoupled", 2000, 10, None),
     ]
+
+
+def test_rarer_merges_are_a_line_of_their_own():
+    found = places(
+        [
+            run_of("dp", 2.0, steps=48),
+            run_of("decoupled", 2.1, steps=48, local_steps=24, recipe="b"),
+            run_of("decoupled", 2.05, steps=48, local_steps=24, recipe="c"),
+            run_of("decoupled", 2.2, steps=48, local_steps=12, recipe="d"),
+        ]
+    )
+    assert [(one.algorithm, one.local_steps, one.merges, one.eval_loss) for one in found] == [
+        ("dp", 0, None, 2.0),
+        ("decoupled", 12, 4.0, 2.2),
+        ("decoupled", 24, 2.0, 2.05),
+    ]
