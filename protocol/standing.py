@@ -28,8 +28,7 @@ MANY_PUSHES = 8
 """From so many in a merge on, a quarter of which may lie, the others say what is usual in it."""
 
 JUDGED_MIN = 3
-"""Pushes of a learner before its direction is compared, and before its norm is trusted; and so many
-that were compared with its former ones before it is said how far it repeats itself."""
+"""Pushes of a learner before its direction is compared, and before its norm is trusted."""
 
 ESTABLISHED_MIN = 10
 """Good pushes of a learner before it is no new one any more: those that counted at least half.
@@ -268,11 +267,11 @@ def typical_repeats(standings: Sequence[Standing]) -> float:
     """How far learners usually repeat themselves: the median; 1 where too few were compared.
 
     It is not nothing: where a merge has one push, what all have in common is everybody's own part
-    beside the momentum.
+    beside the momentum. So learners none of whose pushes was compared yet say nothing of it.
     """
     if are_established(standings):
         standings = [one for one in standings if one.is_established]
-    known = [one.repeats for one in standings if one.compared >= JUDGED_MIN]
+    known = [one.repeats for one in standings if one.judged >= JUDGED_MIN and one.compared]
     return statistics.median(known) if len(known) >= LEARNERS_COMPARED_MIN else 1.0
 
 
@@ -285,12 +284,8 @@ def trust_by_repeats(
     """How far a learner counts that repeats itself so, from 0 to 1. usual: `typical_repeats`.
 
     Of pushes of few local steps much is the inner optimizer's momentum, which carries the noise of
-    the same text from one to the next; so what they repeat says as little as where they point. In
-    a young run the momentum is of few pushes, and what all have in common is in everybody's own
-    part; so the first that are compared say nothing yet.
+    the same text from one to the next; so what they repeat says as little as where they point.
     """
-    if standing.compared < JUDGED_MIN:
-        return 1.0
     full, none = other_text_bounds if standing.has_other_text else bounds
     excess = (standing.repeats - usual) * math.sqrt(max(standing.expected, EXPECTED_MIN**2))
     return min(1.0, max(0.0, (none - excess) / (none - full)))
