@@ -305,9 +305,6 @@ def _show(console: Console, lines: Sequence[Summary]) -> None:
     table.add_column("algorithm", no_wrap=True)
     for name in ("seeds", "held-out loss", "to dp", "tokens", "sent", "virtual time", "goodput"):
         table.add_column(name, justify="right")
-    is_tuned = any(line.tuned for line in lines)
-    if is_tuned:
-        table.add_column("tuned")
     for line in lines:
         spread = f" ± {line.eval_loss_spread:.3f}" if line.seeds > 1 else ""
         table.add_row(
@@ -319,7 +316,6 @@ def _show(console: Console, lines: Sequence[Summary]) -> None:
             f"{line.bytes / 1e6:,.1f} MB",
             f"{line.virtual_wall_s:,.0f} s",
             f"{100 * line.goodput:.1f} %",
-            *([line.tuned] if is_tuned else []),
         )
     console.print(table)
 

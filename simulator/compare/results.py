@@ -80,7 +80,7 @@ class Row(Struct, frozen=True, kw_only=True):
     virtual_wall_s: float
     goodput: float
     tuned: str = ""
-    """The settings that tuning found, in words."""
+    """The settings that tuning found."""
     brackets: float | None = None
     """This and the following: questions answered right (`simulator.compare.tasks`), a share."""
     copying: float | None = None
@@ -103,7 +103,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     virtual_wall_s: float
     goodput: float
     tuned: str = ""
-    """The settings that tuning found, in words."""
+    """The settings that tuning found."""
     brackets: float | None = None
     """This and the following: questions answered right (`simulator.compare.tasks`), a share."""
     copying: float | None = None

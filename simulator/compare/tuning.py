@@ -144,5 +144,9 @@ def _halton(number: int, base: int) -> float:
 
 
 def summary(settings: Mapping[str, float]) -> str:
-    """The settings in words."""
-    return ", ".join(f"{key.partition('.')[2]} {value:g}" for key, value in settings.items())
+    """The settings as `--set` takes them, where the project has them."""
+    words = []
+    for key, value in settings.items():
+        part, _, name = key.partition(".")
+        words.append(f"{'training' if part == 'inner' else part}.{name}={value:g}")
+    return " ".join(words)

@@ -100,7 +100,8 @@ def test_settings_are_such_as_people_type():
         "inner.learning_rate": 0.00398,
         "outer.momentum": 0.8,
     }
-    assert summary({"inner.learning_rate": 0.004}) == "learning_rate 0.004"
+    found = {"inner.learning_rate": 0.004, "outer.momentum": 0.8}
+    assert summary(found) == "training.learning_rate=0.004 outer.momentum=0.8"
 
 
 def test_a_search_over_nothing_is_a_bug():
