@@ -61,10 +61,11 @@ def _show(found: Sequence[Place]) -> None:
     for name in ("size", "tokens", "times size", "tokens a step"):
         table.add_column(name, justify="right")
     table.add_column("algorithm", no_wrap=True)
-    for name in ("H", "seeds", "held-out loss", "to dp, %"):
+    for name in ("H", "seeds", "held-out loss"):
         table.add_column(name, justify="right")
+    table.add_column("to dp, %", justify="right", no_wrap=True)
     for one in found:
-        spread = f" ± {100 * one.ratio_spread:.1f}" if one.seeds > 1 else ""
+        spread = f" ± {100 * one.ratio_spread:.1f}" if one.ratio_spread else ""
         ratio = "" if one.ratio_to_dp is None else f"{100 * (one.ratio_to_dp - 1):+.1f}{spread}"
         table.add_row(
             f"{one.parameters / 1e6:.2f} M",
