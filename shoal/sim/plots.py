@@ -188,9 +188,11 @@ def trend(places: Sequence[Place], over: Literal["tokens", "merges"], path: Path
         )
     panel.axhline(0.0, color="black", lw=0.8, ls=":")
     panel.set_xscale("log")
-    places_x = sorted({along(one) for one in known})
-    # Those of two lines may be nearly the same; their labels would cover each other.
-    apart = [x for at, x in enumerate(places_x) if at == 0 or x > 1.15 * places_x[at - 1]]
+    apart: list[float] = []
+    for x in sorted({along(one) for one in known}):
+        # Those of two lines may be nearly the same; their labels would cover each other.
+        if not apart or x > 1.15 * apart[-1]:
+            apart.append(x)
     panel.set_xticks(apart, [f"{x:.3g}" for x in apart])
     panel.minorticks_off()
     name = "tokens per parameter" if over == "tokens" else "merges of each fragment"
