@@ -10,8 +10,8 @@ sends it, or has nothing to send just now.
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
 is not waited for alone for longer than `SILENT_S`. One that could not be reached, or was silent, is
 left out for `REST_S`: where most learners are behind routers that let nobody in, all ask the syncer
-at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or where
-payloads usually take long after some times that.
+at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or later
+where many generations come before or payloads usually take long.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ SILENT_S: Final = 2.5
 PATIENCE_S_MIN, PATIENCE_S_MAX = 15.0, 60.0
 """After how long the syncer is asked. A transfer of the syncer that is stuck takes 20 s to show."""
 
+GENERATION_S: Final = 3.0
+"""After so much for each generation that gets a payload before, where that is more."""
+
 PATIENCE_FACTOR: Final = 2.5
 """Of what a learner's latest payloads took in the median: with fewer than half of the donors nobody
 makes others wait longer."""
@@ -68,14 +71,20 @@ def donors(payload: Digest, keys: Collection[NodeKey], own: NodeKey) -> tuple[No
 
 def donors_at(ranks: Sequence[NodeKey], rank: int) -> tuple[NodeKey, ...]:
     """The same for the learner at this place, where `ranks` are in order."""
-    if rank < SYNCER_COPIES:
+    later = generation(rank)
+    if not later:
         return ()
-    before = SYNCER_COPIES << (rank // SYNCER_COPIES).bit_length() - 1
+    before = SYNCER_COPIES << later - 1
     first = rank - before
     # The others are spread over those that have it by then, otherwise for each learner.
     step = before // DONORS_MAX + 1
     places = ((first + at * step) % before for at in range(DONORS_MAX))
     return tuple(dict.fromkeys(ranks[place] for place in places))
+
+
+def generation(rank: int) -> int:
+    """How many generations have a payload before the learner at this place asks for it."""
+    return (rank // SYNCER_COPIES).bit_length()
 
 
 @dataclass(slots=True)
@@ -170,8 +179,12 @@ class PayloadDonors:
     def hunt(self, payload: Digest, keys: Collection[NodeKey], now_s: float) -> PayloadHunt | None:
         """The search for this payload; None where the syncer is asked at once."""
         self.resting = {key: until for key, until in self.resting.items() if until > now_s}
-        asked = [key for key in donors(payload, keys, self.own) if key not in self.resting]
-        return PayloadHunt.of(asked, self.patience_s, now_s) if asked else None
+        if len(keys) <= SYNCER_COPIES:
+            return None
+        ranks = order(payload, {*keys, self.own})
+        rank = ranks.index(self.own)
+        asked = [key for key in donors_at(ranks, rank) if key not in self.resting]
+        return PayloadHunt.of(asked, self.patience_s(rank), now_s) if asked else None
 
     def held(self, hunt: PayloadHunt, now_s: float) -> None:
         """It is here, whoever sent it."""
@@ -183,11 +196,11 @@ class PayloadDonors:
         for key in (*hunt.lost, *hunt.mute(now_s)):
             self.resting[key] = now_s + REST_S
 
-    @property
-    def patience_s(self) -> float:
-        """After how long the syncer is asked for the next one."""
+    def patience_s(self, rank: int) -> float:
+        """After how long the syncer is asked for a payload that it gets at this place."""
         usual_s = median(self.times_s) if self.times_s else 0.0
-        return min(PATIENCE_S_MAX, max(PATIENCE_S_MIN, PATIENCE_FACTOR * usual_s))
+        before_s = GENERATION_S * generation(rank)
+        return min(PATIENCE_S_MAX, max(PATIENCE_S_MIN, before_s, PATIENCE_FACTOR * usual_s))
 
 
 @dataclass(slots=True)

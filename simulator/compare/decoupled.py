@@ -86,9 +86,12 @@ class CountingWorld(World):
         self.bytes += len(wire.encode(message))
         super().send(sender, peer, message)
 
+    def carried_bytes(self, size_bytes: int) -> int:
+        return round(size_bytes * self._payload_factor)
+
     def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
         self.bytes += size_bytes
-        return super().transfer_s(source, target, round(size_bytes * self._payload_factor))
+        return super().transfer_s(source, target, size_bytes)
 
 
 class _BatchReader(BlockReader):

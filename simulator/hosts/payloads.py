@@ -33,8 +33,10 @@ class SimPayloads:
 
     def may_give(self, digest: bytes) -> bool:
         """Whether this host sends a payload to another learner now."""
-        payload = self._host.blob_store.get(digest)
-        return payload is not None and self._giving.may_give(len(payload), self._host.world.now_s)
+        payload, world = self._host.blob_store.get(digest), self._host.world
+        if payload is None:
+            return False
+        return self._giving.may_give(world.carried_bytes(len(payload)), world.now_s)
 
 
 class _Fetch:

@@ -98,8 +98,8 @@ class SizedWorld(World):
         super().__init__(seed, network)
         self.factor = 1.0
 
-    def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
-        return super().transfer_s(source, target, round(size_bytes * self.factor))
+    def carried_bytes(self, size_bytes: int) -> int:
+        return round(size_bytes * self.factor)
 
 
 def rounds(quorum: int, grace: float, *, codec: CodecName = "int4") -> RoundSpec:

@@ -174,13 +174,13 @@ class _Run:
         for rank, key in enumerate(ranks):
             if key in self.here:
                 asked = donors_at(ranks, rank) if len(ranks) > SYNCER_COPIES else ()
-                begin = partial(self._begin, number, self.here[key], syncer, asked)
+                begin = partial(self._begin, number, self.here[key], syncer, asked, rank)
                 world.after(self.chance.random() * told_s, begin)
 
     def _begin(
-        self, number: int, learner: _Learner, syncer: bytes, asked: tuple[bytes, ...]
+        self, number: int, learner: _Learner, syncer: bytes, asked: tuple[bytes, ...], rank: int
     ) -> None:
-        hunt = PayloadHunt.of(asked, learner.donors.patience_s, self.world.now_s)
+        hunt = PayloadHunt.of(asked, learner.donors.patience_s(rank), self.world.now_s)
         self._look(_Fetch(number, learner, syncer, hunt))
 
     def _look(self, fetch: _Fetch, looks: int | None = None) -> None:

@@ -102,9 +102,13 @@ class World:
         jitter_s = self.chance.random() * model.jitter_s
         return model.latency_s + jitter_s + size_bytes / model.bytes_per_s
 
+    def carried_bytes(self, size_bytes: int) -> int:
+        """What lines carry for so many bytes on the bulk lane."""
+        return size_bytes
+
     def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
         """Seconds until one host has so many bytes of another, on the bulk lane, asking now."""
-        return self.wires.transfer_s(source, target, size_bytes, self.now_s)
+        return self.wires.transfer_s(source, target, self.carried_bytes(size_bytes), self.now_s)
 
     def can_reach(self, one: Host, other: Host) -> bool:
         if not (one.is_up and other.is_up):

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.download.payload_donors import (
+    GENERATION_S,
+    PATIENCE_FACTOR,
     PATIENCE_S_MAX,
     PATIENCE_S_MIN,
     POLL_S,
@@ -111,6 +113,14 @@ def test_however_donors_behave_the_syncer_is_asked_in_the_end(hunt):
     assert now_s == 115.0
 
 
+def test_who_gets_it_late_waits_longer_before_it_asks_the_syncer():
+    known = PayloadDonors(KEYS[0])
+    first, second, last = (SYNCER_COPIES << later for later in (0, 1, 9))
+    assert known.patience_s(first) == known.patience_s(second) == PATIENCE_S_MIN
+    assert known.patience_s(last) == 10 * GENERATION_S > PATIENCE_S_MIN
+    assert known.patience_s(SYNCER_COPIES << 40) == PATIENCE_S_MAX
+
+
 def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once():
     known, asking = PayloadDonors(KEYS[0]), KEYS[: SYNCER_COPIES + 1]
     payload = next(
@@ -134,19 +144,19 @@ def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once
     assert known.hunt(payload, asking, 2 * SILENT_S + 1.0 + REST_S).asks(1000.0) == [gone]
 
 
-@given(st.lists(st.floats(0.0, 1000.0), max_size=20))
-def test_patience_has_bounds(took_s):
+@given(st.lists(st.floats(0.0, 1000.0), max_size=20), st.integers(0, 1 << 20))
+def test_patience_has_bounds(took_s, rank):
     known = PayloadDonors(KEYS[0])
     for one in took_s:
         known.held(PayloadHunt.of(KEYS[1:2], 4.0, 0.0), one)
-    assert PATIENCE_S_MIN <= known.patience_s <= PATIENCE_S_MAX
+    assert PATIENCE_S_MIN <= known.patience_s(rank) <= PATIENCE_S_MAX
 
 
 def test_a_few_donors_make_nobody_wait_longer():
     known = PayloadDonors(KEYS[0])
     for took_s in (10.0, 10.0, 10.0, 15.0, 15.0):
         known.held(PayloadHunt.of(KEYS[1:2], 4.0, 0.0), took_s)
-    assert known.patience_s == 25.0
+    assert known.patience_s(SYNCER_COPIES) == 10.0 * PATIENCE_FACTOR
 
 
 def test_copies_are_given_one_after_the_other_at_the_owner_s_rate():
