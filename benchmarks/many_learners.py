@@ -26,7 +26,7 @@ from msgspec import structs
 
 from node.machine.jobs import Advance
 from protocol import wire
-from protocol.machine import Event
+from protocol.machine import Effect, Event
 from protocol.messages import Message
 from protocol.numerics.payload_sizes import payload_bytes
 from protocol.project import LimitSpec
@@ -116,13 +116,14 @@ class Timed:
 
     def __init__(self, host: SimSyncer) -> None:
         self.took_s = 0.0
-        self._take = host.take
-        host.take = self.take  # type: ignore[method-assign]
+        self._handle = host.syncer.handle
+        host.syncer.handle = self.handle  # type: ignore[method-assign]
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
         began_s = time.process_time()
-        self._take(event)
+        made = self._handle(event, now_s)
         self.took_s += time.process_time() - began_s
+        return made
 
 
 Fetch = Callable[[Advance, Answer], None]

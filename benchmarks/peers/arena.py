@@ -104,12 +104,17 @@ class Contestant:
     def workers(self) -> list[Member]:
         return [member for member in self.members if member.role == "worker"]
 
+    @property
+    def heard_until_s(self) -> float:
+        """When an answer to a question that is asked now is late."""
+        return time.monotonic() + self.answer_s
+
     def start(self) -> None:
         """Late, with the end of its log, where a process does not come up."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for role, rank in self.contender.roles(self._task["workers"]):
             self.members.append(Member(self._launch(role, rank), role))
-        until_s = time.monotonic() + self.answer_s
+        until_s = self.heard_until_s
         places = [member.hear(until_s)["place"] for member in self.members]
         self.all(do="connect", places=places)
 
@@ -137,7 +142,7 @@ class Contestant:
         """Everybody's answer to the same question; RuntimeError where one failed."""
         for member in self.members:
             member.say(what)
-        until_s = time.monotonic() + self.answer_s
+        until_s = self.heard_until_s
         found = [member.hear(until_s) for member in self.members]
         for member, one in zip(self.members, found, strict=True):
             if "failed" in one and not is_failure_told:

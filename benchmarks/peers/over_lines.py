@@ -3,7 +3,8 @@
     make bench-lines                              # everything, with the environment it needs
     python -m benchmarks.peers.over_lines [--only NAME,...] [--cases NAME,...] [--workers M]
 
-The work and the contenders are those of `run.py`; here every process has a network of its own, and
+The work and the contenders are those of `run.py`, and then all train a model to a held-out loss
+(`to_loss.py`); here every process has a network of its own, and
 a line on which all that it sends or gets has to wait. Servers stand in a data centre: Shoal's
 syncer, Flower's server, torchft's lighthouse; in one row Shoal's syncer is at home as well. Needs
 Linux and root. Prints a table and writes benchmarks/lines.json and docs/lines.svg.
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.peers import lines_report, run, shoal_project
-from benchmarks.peers.arena import node_of
+from benchmarks.peers import lines_report, run, shoal_project, to_loss
+from benchmarks.peers.arena import Late, node_of
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.peers.networks import Line, Lines
 from tests.netlab import namespaces
@@ -86,6 +87,10 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
     parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
+    parser.add_argument("--target", type=float, default=2.6, help="held-out loss, nats per byte")
+    parser.add_argument(
+        "--limit-s", type=float, default=600.0, help="for that at most; 0: nothing is trained"
+    )
     parser.add_argument("--json", type=Path, default=run.ROOT / "benchmarks/lines.json")
     parser.add_argument("--plot", type=Path, default=run.ROOT / "docs/lines.svg")
     parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
@@ -118,6 +123,7 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
         "titles": {one.name: one.title for one in chosen},
         "about": {name: CASES[name].about for name in given.cases.split(",")},
         "cases": {},
+        "losses": {},
     }
     for name in found["about"]:
         case = CASES[name]
@@ -132,6 +138,25 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
         # Who dies is told by the case here.
         given.death = case.dies
         run.measure(chosen, given, told, folder / name, keep, lines)
+        if given.limit_s > 0:
+            rows = found["losses"][name] = {}
+            for one in chosen:
+                rows[one.name] = _to_loss(one, given, told, folder / f"{name}-loss", lines)
+                given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _to_loss(
+    one: Contender, given: argparse.Namespace, told: dict[str, Any], folder: Path, lines: Any
+) -> dict[str, Any]:
+    place = folder / one.name
+    contestant = run.entering(one, given, to_loss.begins(told, place), place, lines)
+    try:
+        with contestant:
+            return to_loss.turn(contestant, target=given.target, limit_s=given.limit_s)
+    except (Late, RuntimeError, OSError) as error:
+        words = run.last_words(contestant)
+        print(f"{one.name}: {error}\n{words}", file=sys.stderr)
+        return {"absent": str(error), "log": words}
 
 
 if __name__ == "__main__":

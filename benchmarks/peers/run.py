@@ -65,7 +65,7 @@ def judged(contestant: Contestant, asked: list[int], means: list[list[int]]) -> 
     """The largest error of the workers asked, and whether all of them hold the same bits."""
     for rank in asked:
         contestant.workers[rank].say({"do": "check", "means": means})
-    until_s = time.monotonic() + contestant.answer_s
+    until_s = contestant.heard_until_s
     found = [contestant.workers[rank].hear(until_s) for rank in asked]
     errors = ("error", "error_over_rounds")
     worst = {name: max(one[name] for one in found) for name in errors if name in found[0]}

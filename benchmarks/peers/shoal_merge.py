@@ -239,11 +239,11 @@ class Worker(Process):
             if self.running.done():
                 self.running.result()
                 raise RuntimeError("the learner has ended")
-        count = self.task.fragments
-        self.learner.moved = [self.task.displacement(fragment) for fragment in range(count)]
 
     def load(self) -> None:
         bank = self.learner.bank
+        count = self.task.fragments
+        self.learner.moved = [self.task.displacement(fragment) for fragment in range(count)]
         self.learner.before = [bank.theta(at) for at in range(self.task.fragments)]
         self.rounds += 1
         if self.rounds == 1:  # The call before was to warm up.

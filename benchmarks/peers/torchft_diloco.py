@@ -28,12 +28,19 @@ TIMEOUT = datetime.timedelta(seconds=60)
 TRIES_MAX = 40
 
 
+GATHERING_MS = 10_000
+"""With torchft's own 100 ms the first two begin, and the others fetch the model from them, which
+over a line takes longer than their requests wait."""
+
+
 class Lighthouse(Process):
-    """Who is there, with torchft's defaults but for how many are needed."""
+    """Who is there."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.server = LighthouseServer(bind=f"{task.host}:0", min_replicas=2)
+        self.server = LighthouseServer(
+            bind=f"{task.host}:0", min_replicas=2, join_timeout_ms=GATHERING_MS
+        )
 
     def place(self) -> Any:
         return self.server.address().replace(os.uname().nodename, self.task.host)

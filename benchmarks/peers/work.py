@@ -6,12 +6,17 @@ where it is found (`place`), then it is told all places (`connect`); `load` puts
 where the contender wants it, `sync` is what is timed, and `check` compares the result with the mean
 in float64.
 
-Only numpy is needed here: it is imported in the environments of all contenders.
+Where a model is trained (`training.py`), `train` takes local steps and puts what they moved where
+`load` finds it, and `apply` goes on from the mean; `loss` is told of held-out text.
+
+Only numpy is needed here, and torch to train: it is imported in the environments of all contenders.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -72,6 +77,14 @@ def _file(data: Path, fragment: int, rank: int) -> Path:
     return data / f"{fragment}-{rank}.f32"
 
 
+def write_nothing(data: Path, sizes: list[int], workers: int) -> None:
+    """Displacements of zero, for a round before anything is trained."""
+    data.mkdir(parents=True, exist_ok=True)
+    for fragment, size in enumerate(sizes):
+        for rank in range(workers):
+            np.zeros(size, np.float32).tofile(_file(data, fragment, rank))
+
+
 def write_displacements(data: Path, sizes: list[int], workers: int) -> None:
     """A part that all workers share and a part of their own, as large and normally distributed."""
     data.mkdir(parents=True, exist_ok=True)
@@ -86,6 +99,9 @@ def write_displacements(data: Path, sizes: list[int], workers: int) -> None:
 
 class Process:
     """What a contender fills in; services leave out what they have no part in."""
+
+    _averages = False
+    """Whether what was handed in last are gradients."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -128,9 +144,44 @@ class Process:
             self.load()
         elif verb == "sync":
             self.sync()
+        elif verb == "train":
+            return self._train(asked["steps"])
+        elif verb == "apply":
+            self._apply()
+        elif verb == "loss":
+            return {"loss": self.training.loss()} if self.task.role == "worker" else {}
         elif verb == "check":
             return self._check(asked["means"])
         return {"began_s": began_s, "ended_s": time.monotonic(), **self.note()}
+
+    @functools.cached_property
+    def training(self) -> Any:
+        """Of the model that is trained, where one is."""
+        # Found beside the script of each contender, whatever environment that runs in.
+        module = importlib.import_module("training")
+        return module.Training(self.task.rank, self.task.sizes)
+
+    def _train(self, steps: int) -> dict[str, Any]:
+        """steps: local steps; 0 for the gradients of one. Services train nothing."""
+        if self.task.role != "worker":
+            return {}
+        training, began_s = self.training, time.process_time()
+        moved = training.local_steps(steps) if steps else training.gradients()
+        self._averages = not steps
+        took_s = time.process_time() - began_s
+        for fragment, values in enumerate(moved):
+            values.tofile(_file(Path(self.task.data), fragment, self.task.rank))
+        return {"trained_s": took_s}
+
+    def _apply(self) -> None:
+        if self.task.role != "worker":
+            return
+        found = [self.result(fragment) for fragment in range(self.task.fragments)]
+        means = [one for one in found if one is not None]
+        if self._averages:
+            self.training.averaged(means)
+        else:
+            self.training.merged(means)
 
     def _check(self, means: list[list[int]]) -> dict[str, Any]:
         """Relative L2 error, each fragment against the nearest of these means, and a digest.
