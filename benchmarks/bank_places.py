@@ -23,8 +23,8 @@ import numpy as np
 import psutil
 
 from host.bulk.blob_store import BlobStore
-from host.files.mapped_arrays import MappedArrays
-from node.trainer_client.fragment_bank import FragmentBank, in_memory
+from host.files.mapped_arrays import MappedArrays, in_memory
+from node.trainer_client.fragment_bank import FragmentBank
 from protocol.fragments import build_layout
 from protocol.log.records import FragmentMerged
 from protocol.numerics.codecs import encode

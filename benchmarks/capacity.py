@@ -75,6 +75,7 @@ class Case:
     warm: int
     seconds: float
     profile: Path | None
+    on_disk: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,7 +228,7 @@ class Prepared:
             place.mkdir(parents=True, mode=0o700)
             for file in held.iterdir():
                 os.link(file, place / file.name)  # Never written to: replaced as a whole.
-            syncer.begin()
+            syncer.begin(*(["--weights-on-disk"] if self.case.on_disk else []))
             yield syncer
 
 
@@ -239,9 +240,9 @@ class Syncer(LocalSwarm):
         self.write_project(f"capacity-{case.parameters}", settings(case, quorum=quorum))
         self.sign()
 
-    def begin(self) -> None:
+    def begin(self, *options: str) -> None:
         """Starts it; it has a join link and weights then."""
-        self.start_first()
+        self.start_first(*options)
         self.until(lambda: "learners" in self.status().sentence, "weights", limit_s=QUIET_S)
 
     @property
@@ -530,6 +531,7 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"
     )
+    parser.add_argument("--on-disk", action="store_true", help="the syncer's weights in files")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=Path, help="a folder for py-spy's stacks")
     chosen = parser.parse_args()

@@ -119,6 +119,8 @@ class SyncerOptions(VoterOptions):
     """The folder of the base model that a project starts from; None: as this home remembers."""
     threads: int | None = None
     """That merge; None: as many as this process may use."""
+    weights_on_disk: bool = False
+    """Weights, momentum and quantisation error lie in files, and not in memory."""
     tape: TapeOptions = TAPE_ON
 
 

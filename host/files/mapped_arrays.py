@@ -20,10 +20,18 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 
+Keep = Callable[[F32], F32]
+"""Gives an array the place where it stays, with the same values."""
+
 log = logging.getLogger("shoal.weights")
 
 SMALL_BYTES: Final = 1 << 20
 """Below this an array stays in memory: a file would cost more than it saves."""
+
+
+def in_memory(values: F32) -> F32:
+    """Where it is already."""
+    return values
 
 
 class MappedArrays:

@@ -27,7 +27,7 @@ from host.driver import Driver
 from host.files import crash_marker, keystore
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
-from host.files.mapped_arrays import MappedArrays
+from host.files.mapped_arrays import MappedArrays, in_memory
 from host.files.pinned_files import PinnedFiles
 from host.files.receipts_file import Contributions
 from host.hedged_fetch import fetch_from
@@ -64,7 +64,7 @@ from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
 from node.machine.syncer_link import Link
 from node.trainer_client.client import TrainerPort
-from node.trainer_client.fragment_bank import FragmentBank, in_memory
+from node.trainer_client.fragment_bank import FragmentBank
 from node.trainer_client.moments_port import MomentsPort
 from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
 from node.trainer_client.probe_port import ProbePort

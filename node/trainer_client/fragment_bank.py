@@ -19,13 +19,13 @@ quantisation lost is fed back with the share 1 - alpha that the blend took away.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from host.bulk.blob_store import BlobStore, Offer
+from host.files.mapped_arrays import Keep, in_memory
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Layout
@@ -89,15 +89,6 @@ class Standing:
     """Quantisation error of merged pushes, to be fed back."""
     merged: dict[int, F32]
     """Merged pushes that the inner loop does not have back yet, by sequence."""
-
-
-Keep = Callable[[F32], F32]
-"""Gives an array the place where it stays, with the same values."""
-
-
-def in_memory(values: F32) -> F32:
-    """Where it is already."""
-    return values
 
 
 class FragmentBank:

@@ -110,6 +110,10 @@ def run_syncer(
         int | None,
         choices.option("CPU threads that merge; every core otherwise.", choices.AtLeastOne),
     ] = None,
+    weights_on_disk: Annotated[
+        bool,
+        choices.switch("Keep weights and momentum in files: less memory, more disk."),
+    ] = False,
     exit_when_done: Annotated[
         bool, choices.switch("End when the token budget is reached.")
     ] = False,
@@ -136,6 +140,7 @@ def run_syncer(
             **network.wishes(),
             base=base.absolute() if base is not None else None,
             threads=threads,
+            weights_on_disk=weights_on_disk,
             exit_when_done=exit_when_done,
             tape=choices.tape_options(tape, tape_mib_max),
             monitor=choices.monitor_at(monitor),

@@ -38,7 +38,11 @@ def create(
     *,
     name: Annotated[str | None, option("What the project is called.")] = None,
     preset: Annotated[
-        PresetName, option("Values for a small model on few machines, or the published ones.")
+        PresetName,
+        option(
+            "Values for a small model on few machines, for lines on which a fragment takes several "
+            "local steps, or the published ones."
+        ),
     ] = "small",
     base: Annotated[
         str | None,
@@ -88,6 +92,9 @@ def drafted(
         for key in [one for one in values if one.startswith("model.config.")]:
             del values[key]
     values |= changes
+    if "rounds.overlap_steps" in values and "model.fragments" in values:
+        few = min(int(str(values[key])) for key in ("rounds.overlap_steps", "model.fragments"))
+        values["rounds.overlap_steps"] = few
     return create_text(name, changes=values, comments=chosen.comments, base=base), facts
 
 

@@ -1,4 +1,5 @@
-"""Sets of values for a new project file: the usual ones, and those of the published algorithm.
+"""Sets of values for a new project file: the usual ones, those for slow lines, and those of the
+published algorithm.
 
 A preset changes values and the words beside them, nothing else: it is no setting of its own, and
 what it writes can be edited like anything in the file.
@@ -14,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from shoal.project.template import Value
 
-PresetName = Literal["small", "paper"]
+PresetName = Literal["small", "slow-lines", "paper"]
 
 
 class Preset(NamedTuple):
@@ -93,7 +94,26 @@ PAPER_COMMENTS: Final[Mapping[str, str]] = {
     "saw 26 billion",
 }
 
+SLOW_LINES_VALUES: Final[Mapping[str, Value]] = {
+    "model.fragments": 12,
+    "outer.momentum": 0.7,
+    "rounds.overlap_steps": 12,
+    "rounds.apply": "rebase",
+    "rounds.up_codec": "int2",
+}
+"""Where a fragment is on its way for several local steps: small ones, all in flight, half of the
+bytes up, and local steps done meanwhile live on."""
+
+SLOW_LINES_COMMENTS: Final[Mapping[str, str]] = {
+    "model.fragments": "many small ones are each on their way for a shorter time",
+    "outer.momentum": "0 switches it off; a little less than usual suits rebase",
+    "rounds.overlap_steps": "rounds in flight at most: every fragment's",
+    "rounds.apply": "rebase: local steps done while a merge was on its way live on",
+    "rounds.up_codec": "2 bits a value up, where lines are slowest",
+}
+
 PRESETS: Final[Mapping[PresetName, Preset]] = {
     "small": Preset({}, {}),
+    "slow-lines": Preset(SLOW_LINES_VALUES, SLOW_LINES_COMMENTS),
     "paper": Preset(PAPER_VALUES, PAPER_COMMENTS),
 }

@@ -35,6 +35,7 @@ from host.control.status_parts import (
 from host.control.weights import Cut, WeightsVerbs
 from host.files.held_base import HeldBase
 from host.files.keystore import Identity
+from host.files.mapped_arrays import MappedArrays, in_memory
 from host.files.pinned_files import PinnedFiles
 from host.files.shard_files import ShardFiles
 from host.files.signed_project import OpenedProject
@@ -144,8 +145,16 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         self.blob_store.put(project.id, project.genesis_bytes)
         cores = Cores(options.threads)
         self.averages = Averages(self.store.root, len(self.layout.fragments))
+        self.mapped: MappedArrays | None = None
+        if options.weights_on_disk:
+            self.mapped = MappedArrays(options.home.mapped_weights(f"syncer-{options.instance}"))
         self.bank = MergeBank(
-            self.layout, charter, self.blob_store, workers=cores, on_version=self.averages.take
+            self.layout,
+            charter,
+            self.blob_store,
+            workers=cores,
+            on_version=self.averages.take,
+            keep=self.mapped.keep if self.mapped else in_memory,
         )
         self.weights = WeightsVerbs(project.genesis_bytes, self._newest_weights)
         cache = options.home.data_cache()
@@ -323,6 +332,8 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         match action:
             case jobs.Adopt(fragment, version, payload):
                 self.bank.adopt(fragment, version, payload)
+                if self.mapped is not None:
+                    self.mapped.relax()
             case jobs.AdoptRestored(restored):
                 self.bank.adopt_restored(restored)
             case jobs.Forget() | jobs.OfferPush() | jobs.RetractPush():

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from host.bulk.blob_store import BlobStore, Offer
+from host.files.mapped_arrays import Keep, in_memory
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import Fragment, Layout
@@ -99,10 +100,12 @@ class MergeBank:
         workers: Workers = ALONE,
         rules: MergeRules = RULES,
         on_version: Callable[[int, Version, float], None] | None = None,
+        keep: Keep = in_memory,
     ) -> None:
         """`merge`: how pushes become one displacement; the simulator may have another one, and
         other `rules`. `workers`: who calculates. on_version: hears of each version of a
-        fragment that becomes current, and of the charter's `ema`."""
+        fragment that becomes current, and of the charter's `ema`. keep: for arrays that stay,
+        which may lie in files; they are not changed any more."""
         count = len(layout.fragments)
         self.layout = layout
         self.charter = charter
@@ -111,6 +114,7 @@ class MergeBank:
         self._workers = workers
         self._rules = rules
         self._on_version = on_version
+        self._keep = keep
         self._current: list[Version | None] = [None] * count
         self._offers: list[Offer | None] = [None] * count
         self._candidates: dict[tuple[int, int, bytes], Version] = {}
@@ -147,7 +151,9 @@ class MergeBank:
         self._lately[fragment] = lately
         manifests = versions.state_manifests(theta, momentum, workers=self._workers)
         state = manifests.digests
-        self._put(fragment, Version(number, theta, momentum, residual, state, None, manifests))
+        left = None if residual is None else self._keep(residual)
+        kept = self._keep(theta), self._keep(momentum), left
+        self._put(fragment, Version(number, *kept, state, None, manifests))
         return state
 
     def keep_push(
@@ -198,8 +204,9 @@ class MergeBank:
         )
         theta, momentum, manifests = self._stepped(base, job, payload)
         name, state = digest(payload), manifests.digests
+        left = self._keep(residual)
         self._candidates[job.fragment, job.version, name] = Version(
-            job.version, theta, momentum, residual, state, payload, manifests, job.codec
+            job.version, theta, momentum, left, state, payload, manifests, job.codec
         )
         self._own_parts.propose(
             (job.fragment, job.version, name),
@@ -272,8 +279,8 @@ class MergeBank:
     def _stepped(
         self, base: Version, job: Merge, payload: bytes | memoryview
     ) -> tuple[F32, F32, versions.StateManifests]:
-        """The state after the outer step of a merge, as `versions.next_version`."""
-        return versions.next_version(
+        """The state after the outer step of a merge, as `versions.next_version`, where it stays."""
+        theta, momentum, manifests = versions.next_version(
             base.theta,
             base.momentum,
             payload,
@@ -283,6 +290,7 @@ class MergeBank:
             nesterov=job.outer.nesterov,
             workers=self._workers,
         )
+        return self._keep(theta), self._keep(momentum), manifests
 
     def take(self, job: Merge, result: Merged, payload: bytes | memoryview) -> None:
         """Make what a merger merged a candidate. CorruptState if its state is not what follows."""
@@ -327,9 +335,8 @@ class MergeBank:
         theta, momentum, manifests = versions.certified_version(
             base.theta, base.momentum, payload, merged, workers=self._workers
         )
-        version = Version(
-            number, theta, momentum, None, merged.state, payload, manifests, merged.codec
-        )
+        kept = self._keep(theta), self._keep(momentum)
+        version = Version(number, *kept, None, merged.state, payload, manifests, merged.codec)
         self._put(fragment, version)
         self._offer(fragment, merged.payload, payload, merged.codec)
         self._drop_candidates(fragment, number)

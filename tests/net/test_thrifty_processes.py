@@ -1,5 +1,5 @@
-"""A learner that spares its machine's memory, in a swarm of real processes: weights in files,
-moments in 8 bits, a batch of its own."""
+"""Hosts that spare their machines' memory, in a swarm of real processes: weights in files, and of a
+learner moments in 8 bits and a batch of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODEL = {
 def swarm(tmp_path_factory):
     with TinySwarm(tmp_path_factory.mktemp("thrifty")) as one:
         one.prepare(chars=400_000, training__batch_sequences_max=8, **MODEL)
-        one.begin()
+        one.begin("--weights-on-disk")
         settings = one.folder / "settings.toml"
         settings.write_text(SETTINGS)
         one.processes.environment["SHOAL_CONFIG"] = str(settings)
@@ -49,8 +49,10 @@ def test_its_pushes_are_merged_with_the_batch_that_it_chose(swarm):
     assert (peer.name, peer.refused) == ("ada", {})
 
 
-def test_its_weights_lie_in_files_without_names(swarm):
-    maps = Path(f"/proc/{swarm.learner('ada').pid}/maps").read_text().splitlines()
+@pytest.mark.parametrize("who", ["learner", "syncer"])
+def test_weights_lie_in_files_without_names(swarm, who):
+    status = swarm.learner("ada") if who == "learner" else swarm.syncer()
+    maps = Path(f"/proc/{status.pid}/maps").read_text().splitlines()
     files = [line for line in maps if "/weights/" in line and line.endswith("(deleted)")]
     assert len(files) >= 2 * MODEL["model__fragments"], "value and momentum of each"
     assert all(" rw-p " in line for line in files), "private maps"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from host.bulk.blob_store import BlobStore
-from host.files.mapped_arrays import MappedArrays
-from node.trainer_client.fragment_bank import FragmentBank, in_memory
+from host.files.mapped_arrays import MappedArrays, in_memory
+from node.trainer_client.fragment_bank import FragmentBank
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.numerics.chunks import blobs, manifest, root

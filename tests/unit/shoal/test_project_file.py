@@ -33,6 +33,7 @@ from protocol.project import (
 from protocol.signing import seal
 from shoal.__main__ import main
 from shoal.project import admission_commands, charter_commands, file_commands
+from shoal.project.file_commands import drafted
 from shoal.project.presets import PRESETS
 from shoal.project.project_file import ProjectFile, make_charter, make_genesis, parse, read_file
 from shoal.project.template import SECTIONS, create_text
@@ -106,6 +107,22 @@ def test_the_paper_preset_is_sound_says_what_was_not_published_and_every_note_ha
     for key in ("learning_rate = 0.7", "momentum = 0.9", "grace_safety = 0.9", "beta1 = 0.9"):
         line = next(one for one in text.splitlines() if one.startswith(key))
         assert "no published value known" in line
+
+
+def test_with_the_preset_for_slow_lines_every_fragment_may_be_in_flight():
+    slow = PRESETS["slow-lines"]
+    text = create_text("slow", changes=slow.values, comments=slow.comments)
+    assert max(map(len, text.splitlines())) <= 100
+    file = parse(text, PATH)
+    assert file.rounds.overlap_steps == file.fragments
+    assert (file.rounds.apply, file.rounds.up_codec) == ("rebase", "int2")
+    keys = {f"{section.name}.{line.key}" for section in SECTIONS for line in section.lines}
+    assert {*slow.values, *slow.comments} <= keys
+
+
+def test_no_preset_has_more_rounds_in_flight_than_a_base_model_has_fragments():
+    text, _ = drafted("few", preset="slow-lines", changes={"model.fragments": 3})
+    assert parse(text, PATH).rounds.overlap_steps == 3
 
 
 def test_the_small_preset_is_the_text_as_it_is():

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 
 import msgspec
 import numpy as np
 import pytest
 
 from host.bulk.blob_store import BlobStore
+from host.files.mapped_arrays import MappedArrays, in_memory
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.log.records import FragmentMerged
@@ -22,8 +24,22 @@ LAYOUT = layout()
 OUTER = project().charter.outer
 
 
+class Place:
+    """Where the banks of a test keep their arrays."""
+
+    keep = staticmethod(in_memory)
+
+
+@pytest.fixture(params=["memory", "files"], autouse=True)
+def place(request, tmp_path, monkeypatch):
+    if request.param == "files":
+        arrays = MappedArrays(tmp_path / "weights", least_bytes=1)
+        monkeypatch.setattr(Place, "keep", arrays.keep)
+    return request.param
+
+
 def a_bank():
-    bank = MergeBank(LAYOUT, project().charter, BlobStore())
+    bank = MergeBank(LAYOUT, project().charter, BlobStore(), keep=Place.keep)
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
         bank.initialise(fragment.index, 0, theta, np.zeros_like(theta))
@@ -59,6 +75,23 @@ def merge(bank, number, *, fragment=0, learners=(ONE, TWO), outer=OUTER):
         state=outcome.state,
         contributions=(contribution(),),
     )
+
+
+def lies_in_a_file(values):
+    while isinstance(values, np.ndarray):
+        values = values.base
+    return isinstance(getattr(values, "obj", values), mmap.mmap)
+
+
+def test_what_stays_lies_where_it_is_kept(bank, place):
+    follower, in_files = a_bank(), place == "files"
+    outcome, record = merge(bank, 1)
+    bank.adopt(0, 1, outcome.payload_digest)
+    follower.replay(record, bytes(outcome.payload))
+    led, followed, untouched = bank.current(0), follower.current(0), bank.current(1)
+    kept = (led.theta, led.momentum, led.residual, followed.theta, followed.momentum)
+    assert [lies_in_a_file(one) for one in (*kept, untouched.theta)] == [in_files] * 6
+    assert led.theta.tobytes() == followed.theta.tobytes()
 
 
 def test_there_is_no_version_before_the_first():
