@@ -1,6 +1,8 @@
-"""The table and the plot of over_lines.py, from what it wrote as JSON.
+"""The tables and the plots of over_lines.py, from what it wrote as JSON.
 
 python -m benchmarks.peers.lines_report benchmarks/lines.json docs/lines.svg
+
+The second plot, how the loss falls, lies beside the first: docs/lines-loss.svg.
 """
 
 from __future__ import annotations
@@ -50,6 +52,71 @@ def _cell(found: dict[str, Any], case: str, row: dict[str, Any]) -> str:
     return text
 
 
+def losses(found: dict[str, Any]) -> str:
+    """Markdown: seconds to the held-out loss in each case, and bytes until then in the first."""
+    cases = [case for case in found["about"] if found.get("losses", {}).get(case)]
+    if not cases:
+        return ""
+    target = next(row["target"] for row in found["losses"][cases[0]].values() if "target" in row)
+    head = [f"to a held-out loss of {target}", *(found["about"][case] for case in cases)]
+    lines = ["| " + " | ".join([*head, "local steps", "MB, all hosts"]) + " |"]
+    lines.append("|" + "---|" * (len(head) + 2))
+    for name, title in found["titles"].items():
+        rows = [found["losses"][case].get(name, {}) for case in cases]
+        yards = [found["losses"][case].get(YARDSTICK, {}).get("reached_s") for case in cases]
+        cells = [_reached(row, yard) for row, yard in zip(rows, yards, strict=True)]
+        first = rows[0]
+        steps = str(first["curve"][-1][0]) if "curve" in first else ""
+        sent = f"{first['wire'] / 1e6:,.0f}" if first.get("wire") else ""
+        lines.append("| " + " | ".join([title, *cells, steps, sent]) + " |")
+    return "\n".join(lines)
+
+
+def _reached(row: dict[str, Any], yard: float | None) -> str:
+    """yard: what Shoal takes."""
+    if "curve" not in row:
+        return f"did not run: {row.get('absent', 'cut off')}"
+    _, clock_s, loss = row["curve"][-1]
+    is_there = "reached_s" in row
+    text = f"{clock_s:.0f} s" if is_there else f"{loss:.2f} after {clock_s:.0f} s"
+    if yard and row.get("reached_s") != yard:
+        text += f", {'' if is_there else 'more than '}{clock_s / yard:.1f} times Shoal"
+    return text
+
+
+def plot_losses(found: dict[str, Any], path: Path) -> None:
+    """A panel for each case: the held-out loss over the seconds that count."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "shoal"
+    from matplotlib import pyplot
+
+    cases = [case for case in found["about"] if found.get("losses", {}).get(case)]
+    if not cases:
+        return
+    figure, axes = pyplot.subplots(
+        1, len(cases), figsize=(5.5 * len(cases), 3.6), layout="constrained", squeeze=False
+    )
+    names = list(found["titles"])
+    for axis, case in zip(axes[0], cases, strict=True):
+        for name in names:
+            curve = found["losses"][case].get(name, {}).get("curve", ())
+            if curve:
+                _, seconds_s, values = zip(*curve, strict=True)
+                width = 2.5 if name == YARDSTICK else 1.2
+                axis.plot(
+                    seconds_s, values, marker=".", linewidth=width, label=found["titles"][name]
+                )
+        axis.set_title(f"held-out loss: {found['about'][case]}", fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlabel("seconds of training and merging")
+        axis.set_ylim(top=3.2)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def plot(found: dict[str, Any], path: Path) -> None:
     """A panel for each case: bars for the median round, whiskers from the shortest to the
     longest."""
@@ -84,8 +151,14 @@ def plot(found: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def show(found: dict[str, Any], path: Path | None) -> None:
+    """Prints the tables and draws the plots."""
+    print(table(found), losses(found), sep="\n\n")
+    if path is not None:
+        plot(found, path)
+        plot_losses(found, path.with_stem(f"{path.stem}-loss"))
+
+
 if __name__ == "__main__":
     kept = json.loads(Path(sys.argv[1]).read_text())
-    print(table(kept))
-    if len(sys.argv) > 2:
-        plot(kept, Path(sys.argv[2]))
+    show(kept, Path(sys.argv[2]) if len(sys.argv) > 2 else None)

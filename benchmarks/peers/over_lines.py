@@ -4,10 +4,10 @@
     python -m benchmarks.peers.over_lines [--only NAME,...] [--cases NAME,...] [--workers M]
 
 The work and the contenders are those of `run.py`, and then all train a model to a held-out loss
-(`to_loss.py`); here every process has a network of its own, and
-a line on which all that it sends or gets has to wait. Servers stand in a data centre: Shoal's
-syncer, Flower's server, torchft's lighthouse; in one row Shoal's syncer is at home as well. Needs
-Linux and root. Prints a table and writes benchmarks/lines.json and docs/lines.svg.
+(`to_loss.py`); here every process has a network of its own, and a line on which all that it sends
+or gets has to wait. Servers stand in a data centre: Shoal's syncer, Flower's server, torchft's
+lighthouse; in one row Shoal's syncer is at home as well. Needs Linux and root. Prints two tables
+and writes benchmarks/lines.json, docs/lines.svg and docs/lines-loss.svg.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as temporary:
         measure(given, given.logs or Path(temporary))
     kept = json.loads(given.json.read_text())
-    print(lines_report.table(kept))
-    lines_report.plot(kept, given.plot)
+    lines_report.show(kept, given.plot)
     return 0
 
 
