@@ -62,8 +62,6 @@ class Found:
 
     learners: int
     goodput: float
-    kept: float
-    """Of the local steps that were taken, those that were merged."""
     in_merge: float
     cycle_s: float
     """Between two merges of the same fragment."""
@@ -201,7 +199,6 @@ def measure(learners: int, cycles: int, seed: int) -> Found:
     return Found(
         learners=learners,
         goodput=driven.goodput,
-        kept=driven.kept,
         in_merge=driven.merged * learners,
         cycle_s=took_s * FRAGMENTS / len(merged),
         copies=sum(counted) / len(counted),
@@ -255,7 +252,7 @@ def main() -> None:
 def _line(one: Found) -> str:
     return (
         f"{one.learners:5d} learners, {one.in_merge:.1f} in a merge, a cycle of"
-        f" {one.cycle_s:.1f} s: goodput {one.goodput:.1%}, {one.kept:.1%} merged;"
+        f" {one.cycle_s:.1f} s: goodput {one.goodput:.1%};"
         f" {one.copies:.1f} copies, at most {one.copies_max}; half have it after"
         f" {one.half_s:.1f} s, the last after {one.last_s:.1f} s, at most"
         f" {one.last_max_s:.1f} s, {one.missing} not everywhere; line"

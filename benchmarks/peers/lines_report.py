@@ -111,6 +111,7 @@ def plot_losses(found: dict[str, Any], path: Path) -> None:
         axis.set_title(f"held-out loss: {found['about'][case]}", fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xlabel("seconds of training and merging")
+        axis.set_ylabel("nats per byte")
         axis.set_ylim(top=3.2)
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

@@ -43,6 +43,9 @@ from shoal.common import daemons
 UP_S = 150.0
 ROUND_S = 150.0
 STEP_S = 0.001
+STALLED_S = 20.0
+"""Without a merge; on the slowest line one takes half of that."""
+
 DUE_EACH_STEP = 2
 """Fragments: shoal_project.py asks for half as many local steps as there are fragments."""
 
@@ -133,7 +136,13 @@ class Hands(Learner):
         await self._step_on()
         while sum(self.versions) < self.wanted:
             self.newer.clear()
-            await self.newer.wait()
+            try:
+                async with asyncio.timeout(STALLED_S):
+                    await self.newer.wait()
+            except TimeoutError:
+                # A round that left somebody's push for later leaves it without a step for the
+                # next one. A trainer would have gone on.
+                await self._step_on()
             if is_first and sum(self.versions) == self.captured:
                 await self._step_if_due()
 

@@ -28,9 +28,11 @@ TIMEOUT = datetime.timedelta(seconds=60)
 TRIES_MAX = 40
 
 
-GATHERING_MS = 10_000
-"""With torchft's own 100 ms the first two begin, and the others fetch the model from them, which
-over a line takes longer than their requests wait."""
+GATHERING_MS = 3_000
+"""Over a line. With torchft's own 100 ms the first two begin, and the others fetch the model from
+them, which takes longer than their requests wait. When a worker dies, the others wait as long."""
+
+THEIR_OWN_MS = 100
 
 
 class Lighthouse(Process):
@@ -38,8 +40,9 @@ class Lighthouse(Process):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
+        waits_ms = THEIR_OWN_MS if task.interface == "lo" else GATHERING_MS
         self.server = LighthouseServer(
-            bind=f"{task.host}:0", min_replicas=2, join_timeout_ms=GATHERING_MS
+            bind=f"{task.host}:0", min_replicas=2, join_timeout_ms=waits_ms
         )
 
     def place(self) -> Any:
