@@ -136,6 +136,8 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
 
         # Who dies is told by the case here.
         given.death = case.dies
+        # Where nobody dies a merge waits for the slowest, as all others do.
+        given.patience_s = shoal_project.PATIENCE_S if case.dies else ANSWER_S
         run.measure(chosen, given, told, folder / name, keep, lines)
         if given.limit_s > 0:
             rows = found["losses"][name] = {}

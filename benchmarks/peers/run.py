@@ -114,7 +114,8 @@ def entering(
     """A contender with nothing left of former passes."""
     place.mkdir(parents=True, exist_ok=True)
     codec = one.variant if one.package == "shoal" else "int4"
-    path = shoal_project.signed(place, given.model, given.fragments, given.workers, codec)
+    size = given.model, given.fragments, given.workers
+    path = shoal_project.signed(place, *size, codec, patience_s=given.patience_s)
     told = {**told, "project": str(path)}
     return Contestant(one, told, place, made(one), given.answer_s)
 
@@ -230,7 +231,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")
     parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
-    parser.set_defaults(answer_s=ANSWER_S)
+    parser.set_defaults(answer_s=ANSWER_S, patience_s=shoal_project.PATIENCE_S)
     given = parser.parse_args()
     wanted = given.only.split(",")
     if unknown := set(wanted) - set(names):

@@ -1,8 +1,8 @@
 """The project behind Shoal's row; its model also says how large everybody's fragments are.
 
 The rule is set to what the others compute: equal weights, plain means, an outer step that takes the
-merged displacement as it is. Every merge waits for all workers that are alive, and for a second
-before it believes that one is not.
+merged displacement as it is. Every merge waits for all workers that are alive, and for a second, or
+as long as is asked for, before it believes that one is not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,18 @@ def model_of(width: int, depth: int, fragments: int) -> dict[str, Value]:
     }
 
 
-def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -> Path:
+PATIENCE_S = 1.0
+
+
+def signed(
+    folder: Path,
+    model: str,
+    fragments: int,
+    workers: int,
+    codec: str,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Path:
     """The signed project file, its home in `folder`/home."""
     changes: dict[str, Value] = {
         **model_of(*MODELS[model], fragments),
@@ -49,7 +60,7 @@ def signed(folder: Path, model: str, fragments: int, workers: int, codec: str) -
         "rounds.local_steps": max(1, fragments // 2),
         "rounds.overlap_steps": fragments,
         "rounds.quorum": workers,
-        "rounds.patience_s": 1.0,
+        "rounds.patience_s": patience_s,
         "rounds.weights": "equal",
         "rounds.up_codec": codec,
         "rounds.down_codec": codec,
