@@ -100,14 +100,13 @@ def plot_losses(found: dict[str, Any], path: Path) -> None:
     )
     names = list(found["titles"])
     for axis, case in zip(axes[0], cases, strict=True):
-        for name in names:
+        for number, name in enumerate(names):
             curve = found["losses"][case].get(name, {}).get("curve", ())
             if curve:
                 _, seconds_s, values = zip(*curve, strict=True)
                 width = 2.5 if name == YARDSTICK else 1.2
-                axis.plot(
-                    seconds_s, values, marker=".", linewidth=width, label=found["titles"][name]
-                )
+                look = {"color": f"C{number}", "marker": ".", "linewidth": width}
+                axis.plot(seconds_s, values, label=found["titles"][name], **look)
         axis.set_title(f"held-out loss: {found['about'][case]}", fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xlabel("seconds of training and merging")

@@ -28,7 +28,7 @@ TIMEOUT = datetime.timedelta(seconds=60)
 TRIES_MAX = 40
 
 
-GATHERING_MS = 3_000
+GATHERING_MS = 10_000
 """Over a line. With torchft's own 100 ms the first two begin, and the others fetch the model from
 them, which takes longer than their requests wait. When a worker dies, the others wait as long."""
 
