@@ -7,7 +7,7 @@ where the contender wants it, `sync` is what is timed, and `check` compares the 
 in float64.
 
 Where a model is trained (`training.py`), `train` takes local steps and puts what they moved where
-`load` finds it, and `apply` goes on from the mean; `loss` is told of held-out text.
+`load` finds it, `apply` goes on from the mean, and `loss` measures held-out text.
 
 Only numpy is needed here, and torch to train: it is imported in the environments of all contenders.
 """

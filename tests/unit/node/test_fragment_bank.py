@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from host.bulk.blob_store import BlobStore
-from host.files.mapped_arrays import MappedArrays, in_memory
 from node.trainer_client.fragment_bank import FragmentBank
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
@@ -13,6 +12,7 @@ from protocol.numerics.codecs import NonFinite, decode, encode
 from protocol.numerics.outer import digest
 from protocol.numerics.versions import next_version, state_manifests
 from simulator.stand_ins.tiny import tiny_weights
+from tests.support import array_places
 from tests.support.builders import layout, merged, project, rounds
 
 LAYOUT = layout()
@@ -20,21 +20,13 @@ NUMEL = LAYOUT.fragments[0].numel
 OUTER = project().charter.outer
 
 
-class Place:
-    """Where the banks of a test keep their arrays."""
-
-    keep = staticmethod(in_memory)
-
-
-@pytest.fixture(params=["memory", "files"], autouse=True)
+@pytest.fixture(params=array_places.PLACES, autouse=True)
 def place(request, tmp_path, monkeypatch):
-    if request.param == "files":
-        arrays = MappedArrays(tmp_path / "weights", least_bytes=1)
-        monkeypatch.setattr(Place, "keep", arrays.keep)
+    return array_places.use(request.param, tmp_path / "weights", monkeypatch)
 
 
 def new_bank():
-    return FragmentBank(LAYOUT, BlobStore(), Place.keep)
+    return FragmentBank(LAYOUT, BlobStore(), array_places.Place.keep)
 
 
 def a_bank(apply="overwrite", up_codec="int4", **changes):

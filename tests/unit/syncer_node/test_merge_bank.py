@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from host.bulk.blob_store import BlobStore
-from host.files.mapped_arrays import MappedArrays, in_memory
 from protocol import limits
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.log.records import FragmentMerged
@@ -18,28 +17,20 @@ from protocol.numerics.outer import digest
 from simulator.stand_ins.tiny import tiny_weights
 from syncer_node.machine.jobs import Against, Merge, Merged, MergePart
 from syncer_node.storage.merge_bank import MergeBank
+from tests.support import array_places
 from tests.support.builders import ONE, TWO, contribution, layout, project, push_header
 
 LAYOUT = layout()
 OUTER = project().charter.outer
 
 
-class Place:
-    """Where the banks of a test keep their arrays."""
-
-    keep = staticmethod(in_memory)
-
-
-@pytest.fixture(params=["memory", "files"], autouse=True)
+@pytest.fixture(params=array_places.PLACES, autouse=True)
 def place(request, tmp_path, monkeypatch):
-    if request.param == "files":
-        arrays = MappedArrays(tmp_path / "weights", least_bytes=1)
-        monkeypatch.setattr(Place, "keep", arrays.keep)
-    return request.param
+    return array_places.use(request.param, tmp_path / "weights", monkeypatch)
 
 
 def a_bank():
-    bank = MergeBank(LAYOUT, project().charter, BlobStore(), keep=Place.keep)
+    bank = MergeBank(LAYOUT, project().charter, BlobStore(), keep=array_places.Place.keep)
     for fragment in LAYOUT.fragments:
         theta = tiny_weights(fragment.numel, fragment.index)
         bank.initialise(fragment.index, 0, theta, np.zeros_like(theta))
