@@ -121,6 +121,12 @@ def trust(novelty: Novelty, compared_with: float, strays: float = 0.0) -> float:
     return min(1.0, max(0.0, above / (NOVELTY_FULL - NOVELTY_NONE)))
 
 
+def points_away(novelty: Novelty, compared_with: float) -> bool:
+    """Whether what a learner's pushes add points to where that of others comes from: they do not
+    repeat what was merged, they undo it. compared_with: what is `typical`."""
+    return not novelty.echoes and novelty.mean < -NOVELTY_NONE * compared_with < 0.0
+
+
 def trust_now(
     novelty: Novelty,
     echo: float,

@@ -1,6 +1,6 @@
 """Getting a (re)started learner's optimizer state from another learner, by vector clock.
 
-    subscribe -> the clock then is V* -> ask a donor -> it answers once its clock has observed V*
+    subscribe -> the clock then is V* -> find a donor -> it answers once its clock has observed V*
     -> fetch and check -> all weights are there -> install -> begin
 
 Weights do not wait for this: they follow the log meanwhile, so that what was merged after V* is
@@ -35,6 +35,12 @@ ANSWER_S_MAX = 60.0
 
 WAIT_S_MAX = 60.0
 """A trainer that has all its weights stands still for so long at most."""
+
+LOOKS_MAX = 3
+"""Times that learners are looked for where none is found."""
+
+LOOK_EVERY_S = 5.0
+"""Who came back just now is in the swarm's table after so long; a look is as old at most."""
 
 UNSUBSCRIBED_S_MAX = 5.0
 """... and for so long while there is no syncer to subscribe to."""
@@ -103,6 +109,10 @@ class MomentsClient:
         """Who is asked, or whose moments these are."""
         self._targets = 0
         self._target: Target | None = None
+        self._looks = 0
+        """Times that learners were looked for and none was found."""
+        self._look_s: float | None = None
+        """When they are looked for again."""
         self._donors: list[bytes] = []
         self._dialled: set[bytes] = set()
         self._up: set[bytes] = set()
@@ -135,7 +145,7 @@ class MomentsClient:
             and inner.bounds_moments
             and context.setup.shares_moments
         )
-        self._targets = 0
+        self._targets = self._looks = 0
         self._waited_since_s = None
         if is_wanted:
             self._fire("trainer ready", "")
@@ -176,6 +186,8 @@ class MomentsClient:
                 self._fire("outrun", "more than H global steps were merged meanwhile")
                 self._subscribe()
         now_s, since_s = self.context.now_s, self._waited_since_s
+        if self._look_s is not None and now_s >= self._look_s:
+            self._find()
         is_asking = self.state in (Rejoin.CONNECTING, Rejoin.ASKING)
         if is_asking and now_s >= self._asked_s + ANSWER_S_MAX:
             self._next_donor(f"no answer within {ANSWER_S_MAX:.0f} s")
@@ -191,6 +203,8 @@ class MomentsClient:
         times = []
         if self.state in (Rejoin.CONNECTING, Rejoin.ASKING):
             times.append(self._asked_s + ANSWER_S_MAX)
+        if self._look_s is not None:
+            times.append(self._look_s)
         if self._waited_since_s is not None and self.state in _OPEN:
             is_unsubscribed = self.state is Rejoin.TARGETING
             for_s = UNSUBSCRIBED_S_MAX if is_unsubscribed else WAIT_S_MAX
@@ -254,7 +268,10 @@ class MomentsClient:
             case jobs.FindDonors(), jobs.DonorsFound(donors):
                 unfit = (self.context.setup.signer.key, self.context.leader)
                 self._donors = [key for key in donors if key not in unfit][:DONORS_ASKED_MAX]
-                self._dial()
+                if self._donors:
+                    self._dial()
+                else:
+                    self._found_nobody()
             case jobs.FetchMoments(), jobs.MomentsFetched():
                 self._hang_up("fetched")
                 self._fire("fetched", short(job.donor))
@@ -295,7 +312,19 @@ class MomentsClient:
         self._target = Target(VectorClock(state.index, versions), state.global_step)
         self._targets += 1
         self._fire("subscribed", f"at record {state.index}")
+        self._find()
+
+    def _find(self) -> None:
+        self._look_s = None
         self._start(jobs.FindDonors())
+
+    def _found_nobody(self) -> None:
+        """A learner that came back just now may not be in the swarm's table yet."""
+        self._looks += 1
+        if self._looks < LOOKS_MAX:
+            self._look_s = self.context.now_s + LOOK_EVERY_S
+        else:
+            self._give_up("no other learner was found")
 
     def _dial(self) -> None:
         if not self._donors:
@@ -319,7 +348,7 @@ class MomentsClient:
     def _let_go(self, reason: str) -> None:
         """Nobody waits for this donor, this job or these arrays any more."""
         self._hang_up(reason)
-        self._job = None
+        self._job = self._look_s = None
         self.donor = self._clock = None
         self.context.effects.do(jobs.ForgetMoments())
 

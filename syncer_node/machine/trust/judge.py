@@ -123,8 +123,16 @@ class Judge:
 
     def doubts(self) -> dict[bytes, Doubt]:
         """Learners that are here and whose pushes would not count, and why."""
+        usual = self.typical_novelty()
+
+        def doubt(peer: bytes, found: dict[Doubt, float]) -> Doubt:
+            first = next(doubt for doubt, trust in found.items() if not trust)
+            # Before any direction is typical, what a push adds may be all that says where it leads.
+            leads_away = first == "echoes" and novelty.points_away(self.novelty_of(peer), usual)
+            return "direction" if leads_away else first
+
         return {
-            peer: next(doubt for doubt, trust in found.items() if not trust)
+            peer: doubt(peer, found)
             for peer, found in self._trusts_by().items()
             if not all(found.values())
         }

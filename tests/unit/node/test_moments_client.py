@@ -33,6 +33,8 @@ from node.machine.jobs import (
 from node.machine.moments_client import (
     ANSWER_S_MAX,
     DONORS_ASKED_MAX,
+    LOOK_EVERY_S,
+    LOOKS_MAX,
     REJOIN_TRANSITIONS,
     TARGETS_MAX,
     UNSUBSCRIBED_S_MAX,
@@ -140,6 +142,14 @@ class RejoinBench(LearnerBench):
     def find(self, *donors):
         return self.done(FindDonors, DonorsFound(tuple(donor.key for donor in donors)))
 
+    def find_nobody(self):
+        """Until it gives up."""
+        for look in range(LOOKS_MAX):
+            if look:
+                self.wait(LOOK_EVERY_S)
+            effects = self.find()
+        return effects
+
     def clock(self):
         state = self.log.state
         return VectorClock(state.index, tuple(one.version for one in state.fragments))
@@ -155,7 +165,7 @@ class RejoinBench(LearnerBench):
         """Trains with fresh moments, for others to ask."""
         self.ready()
         self.load()
-        self.find()
+        self.find_nobody()
         self.feed(Note(Stepped(steps, steps * 32, 1.0, 0.3, 6.0, 7.0, Cursor(0, 0))))
         return self
 
@@ -266,19 +276,44 @@ def test_a_donor_that_cannot_be_dialled_is_passed_over(bench):
     assert dialled(bench.feed(PeerDown(TWO.key, "unreachable"))) == [THREE.key]
 
 
-def test_no_donors_mean_fresh_moments_at_once(bench):
+def test_where_no_donors_are_found_they_are_looked_for_again(bench):
+    bench.ready()
+    bench.load()
+    bench.find()
+    assert bench.asking.state is Rejoin.SEEKING
+    assert not bench.jobs(FindDonors)
+    assert bench.wake_s <= bench.now_s + LOOK_EVERY_S
+    bench.wait(LOOK_EVERY_S)
+    assert dialled(bench.find(TWO)) == [TWO.key]
+
+
+def test_after_some_looks_it_does_without(bench):
     bench.ready()
     bench.load()
     assert not bench.has_begun()
+    bench.find_nobody()
+    assert bench.asking.state is Rejoin.FRESH
+    assert bench.asking.detail == "no other learner was found"
+    assert bench.has_begun()
+    bench.wait(LOOK_EVERY_S)
+    assert not bench.jobs(FindDonors)
+
+
+def test_a_new_clock_gives_no_further_looks(bench):
+    bench.ready()
+    bench.find()
+    bench.commit(*bench.merge(H + 1))
+    assert bench.jobs(FindDonors)
+    bench.find()
+    bench.wait(LOOK_EVERY_S)
     bench.find()
     assert bench.asking.state is Rejoin.FRESH
-    assert bench.has_begun()
 
 
 def test_neither_the_syncer_nor_itself_is_asked(bench):
     bench.ready()
     assert dialled(bench.find(SYNCER, ONE)) == []
-    assert bench.asking.state is Rejoin.FRESH
+    assert bench.asking.state is Rejoin.SEEKING
 
 
 def test_only_some_donors_are_asked(bench):

@@ -234,6 +234,18 @@ def test_who_only_repeats_what_was_merged_makes_no_quorum_and_is_named():
     }
 
 
+def test_whose_pushes_undo_what_others_add_is_not_said_to_repeat_anything():
+    swarm = Swarm()
+    accounts = swarm.machine.state.accounts
+    for learner, mean in zip(ALL, (0.9, 0.85, 0.95, -0.4), strict=True):
+        accounts[learner.key].standing = Standing()  # No direction is typical yet.
+        accounts[learner.key].novelty = Novelty(mean, JUDGED_MIN)
+    assert swarm.seat.rounds.judge.typical() == 0.0
+    assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "direction"}
+    accounts[LIAR.key].novelty = Novelty(-0.4, JUDGED_MIN, echoes=1)
+    assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "echoes"}
+
+
 def test_after_an_echo_nothing_counts_until_something_else_is_handed_in():
     swarm = Swarm()
     account = swarm.machine.state.accounts[ONE.key]
