@@ -6,7 +6,9 @@ project's owner, it names the keys that may hold the seat.
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -22,6 +24,8 @@ from protocol.signing import verify_ed25519
 
 ANNOUNCE_EVERY_S = 5.0
 ANNOUNCE_TTL_S = 30.0
+
+SYNCING: Final = "syncing"
 
 
 class SeatNotice(Struct, frozen=True, array_like=True):
@@ -41,13 +45,34 @@ class SeatNotice(Struct, frozen=True, array_like=True):
 
 
 class LearnerNotice(Struct, frozen=True, array_like=True):
-    """What a learner announces: that fragments may be fetched from it."""
+    """What a learner announces: that fragments may be fetched from it.
+
+    One whose `state` is `SYNCING` has some of them only.
+    """
 
     name: str
     state: str
     log_index: Count
     relays: Annotated[tuple[NodeKey, ...], Meta(max_length=RELAYS_MAX)] = ()
     """Who carries streams to it; empty where it can be dialled, or where that is not known."""
+
+    @property
+    def holds_all(self) -> bool:
+        return self.state != SYNCING
+
+
+def read_learners(found: Mapping[bytes, bytes]) -> dict[bytes, LearnerNotice]:
+    """The notices by key; what is none is left out. found: values of the table."""
+    notices: dict[bytes, LearnerNotice] = {}
+    for key, value in found.items():
+        with contextlib.suppress(RemoteError):  # Anybody may write there; others' notices count.
+            notices[key] = wire.decode(value, LearnerNotice)
+    return notices
+
+
+def holders_of_all(found: Mapping[bytes, bytes]) -> list[bytes]:
+    """Keys of the learners that say that they hold every fragment, sorted."""
+    return sorted(key for key, one in read_learners(found).items() if one.holds_all)
 
 
 def seat_topic(project: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from host.addresses import parse_peer
@@ -87,25 +88,35 @@ class Announcer:
         )
 
     async def announce(self) -> None:
-        """Tells the swarm, again and again, that fragments may be fetched here."""
-        machine, transport = self._machine, self._transport
+        """Tells the swarm, again and again, that fragments may be fetched here: at once when the
+        first one is here, and when all are."""
+        told: tuple[bool, bool] | None = None
+        told_s = 0.0
         while True:
-            is_held = machine.fragment_sync.is_held
-            if is_held:
-                notice = leader_discovery.LearnerNotice(
-                    self._options.name,
-                    machine.trainer_control.state,
-                    machine.context.state.index,
-                    transport.reachability.relays,
-                )
-                with contextlib.suppress(TransientError):
-                    # Expired by itself and said again soon; the engine's own troubles are told.
-                    await transport.announce(
-                        leader_discovery.learners_topic(self._options.link.project),
-                        wire.encode(notice),
-                        leader_discovery.ANNOUNCE_TTL_S,
-                    )
-            await asyncio.sleep(leader_discovery.ANNOUNCE_EVERY_S if is_held else EAGER_S)
+            fragments, now_s = self._machine.fragment_sync, time.monotonic()
+            now = fragments.has_any, fragments.is_held
+            is_due = now_s - told_s >= leader_discovery.ANNOUNCE_EVERY_S
+            if fragments.has_any and (now != told or is_due):
+                told, told_s = now, now_s
+                await self._announce_once()
+            await asyncio.sleep(EAGER_S)
+
+    async def _announce_once(self) -> None:
+        machine, transport = self._machine, self._transport
+        has_all = machine.fragment_sync.is_held
+        notice = leader_discovery.LearnerNotice(
+            self._options.name,
+            machine.trainer_control.state if has_all else leader_discovery.SYNCING,
+            machine.context.state.index,
+            transport.reachability.relays,
+        )
+        with contextlib.suppress(TransientError):
+            # Expired by itself and said again soon; the engine's own troubles are told.
+            await transport.announce(
+                leader_discovery.learners_topic(self._options.link.project),
+                wire.encode(notice),
+                leader_discovery.ANNOUNCE_TTL_S,
+            )
 
     async def answer_nearby(self) -> None:
         """Answers those who look for projects on this network, where this machine's owner said so:

@@ -93,6 +93,8 @@ class Donor:
     key: bytes
     is_last_resort: bool = False
     is_listed: bool = True
+    is_joiner: bool = False
+    """It fetches weights itself, and has some of the fragments."""
     asks: set[int] = field(default_factory=set)
     """Numbers of the requests under way."""
     holds: set[int] = field(default_factory=set)

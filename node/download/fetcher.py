@@ -99,7 +99,7 @@ class StateFetcher:
             learners = await self.locator.donors_or_none()
             leader = self.leader()
             others = [key for key in learners if key != leader]
-            self.planner.know(others, leader, time.monotonic())
+            self.planner.know(others, leader, time.monotonic(), self.locator.joiners())
             self._woken.set()
             await asyncio.sleep(DONORS_FRESH_S)
             if self.planner.is_idle:

@@ -88,6 +88,7 @@ class Locator:
     """Hosts that the join link names."""
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _donors: list[bytes] = field(default_factory=list)
+    _joiners: list[bytes] = field(default_factory=list)
     _donors_s: float = -1e9
     _shunned: dict[bytes, float] = field(default_factory=dict)
     _charters: dict[bytes, Envelope] = field(default_factory=dict)
@@ -206,22 +207,22 @@ class Locator:
                     log.info("learners cannot be looked up: %s", error)
                     return []
                 self._donors_s = now_s
-                self._donors = sorted(key for key in found if self._can_give(key, found[key]))
+                notices = leader_discovery.read_learners(found)
+                for key, notice in notices.items():
+                    self.transport.relay.tell_relays(key, notice.relays)
+                self._donors = sorted(key for key, one in notices.items() if one.holds_all)
+                self._joiners = sorted(notices.keys() - set(self._donors))
         self._shunned = {key: at_s for key, at_s in self._shunned.items() if at_s > now_s}
-        donors = [
-            key for key in self._donors if key not in self._shunned and key != self.transport.key
-        ]
-        self.rng.shuffle(donors)
-        return donors
+        return self._shuffled(self._donors)
 
-    def _can_give(self, key: bytes, value: bytes) -> bool:
-        """Whether a notice is one of a learner that holds weights; notes how it is reached."""
-        try:
-            notice = wire.decode(value, leader_discovery.LearnerNotice)
-        except RemoteError:
-            return False
-        self.transport.relay.tell_relays(key, notice.relays)
-        return notice.state != "syncing"
+    def joiners(self) -> list[bytes]:
+        """Learners that hold some of the weights, in random order; as of the last look."""
+        return self._shuffled(self._joiners)
+
+    def _shuffled(self, keys: list[bytes]) -> list[bytes]:
+        found = [key for key in keys if key not in self._shunned and key != self.transport.key]
+        self.rng.shuffle(found)
+        return found
 
     async def heads(self) -> list[bytes]:
         """Hosts that prove to the swarm's table that they hold the seat. Raises TransientError."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,6 +33,9 @@ IN_FLIGHT_MAX = 32
 OPEN_MIN = 8
 """Versions at once of which it is found out who holds them: among these the rarest goes first. A
 version that nothing was fetched of is given up for a newer one, so more would be of little use."""
+
+OPEN_AMONG_JOINERS = 64
+"""The same beside other joiners: each has some versions, and nobody knows which."""
 
 SOURCES_MAX = 8
 """Donors of one version at once; more would only be asked whether they hold it."""
@@ -105,6 +109,9 @@ class Want:
     """An assembly in progress."""
 
     assembly: Assembly
+    rank: float
+    """Of several as rare, the lowest goes first. Drawn, so that joiners who come together begin
+    with different ones, and can give them to each other."""
     opened_s: float | None = None
     was_held: bool = False
     """Some learner held it: if none does any more, waiting helps nothing."""
@@ -156,7 +163,7 @@ class Planner:
         What an assembly holds already is not asked for again.
         """
         self.drop(assembly.fragment)
-        self._wants[assembly.fragment] = Want(assembly)
+        self._wants[assembly.fragment] = Want(assembly, self.rng.random())
         for part in assembly.parts.values():
             part.failures = 0
 
@@ -176,12 +183,20 @@ class Planner:
             want.is_superseded = True
             want.trouble = "a newer version is committed"
 
-    def know(self, learners: list[bytes], last_resort: bytes | None, now_s: float) -> None:
+    def know(
+        self,
+        learners: list[bytes],
+        last_resort: bytes | None,
+        now_s: float,
+        parts: Collection[bytes] = (),
+    ) -> None:
         """Who may be asked: some of these learners, and the syncer for what none of them has.
 
-        Whoever was asked before stays; those who come first in the list come in for them.
+        Whoever was asked before stays; those who come first in the list come in for them. parts:
+        other joiners, that have some fragments already.
         """
         self._is_informed = True
+        learners = [*learners, *parts]
         listed = set(learners)
         known = [donor for donor in self._donors.values() if donor.key in listed]
         # Those that are of no use now are kept in mind, but leave room for others.
@@ -195,6 +210,7 @@ class Planner:
         for donor in list(self._donors.values()):
             donor.is_listed = donor.key in chosen
             donor.is_last_resort = donor.key == last_resort
+            donor.is_joiner = donor.key in parts
             if not donor.is_listed and not donor.asks:
                 del self._donors[donor.key]
 
@@ -308,12 +324,19 @@ class Planner:
     def _open(self, now_s: float) -> None:
         """Look for the holders of some versions, and of as many as keep everybody busy."""
         room = IN_FLIGHT_MAX
-        for at, want in enumerate(self._wants.values()):
-            if at >= OPEN_MIN and room <= 0:
+        open_min = OPEN_MIN if not self._has_joiners() else OPEN_AMONG_JOINERS
+        for at, want in enumerate(self._by_rank()):
+            if at >= open_min and room <= 0:
                 return
             if want.opened_s is None:
                 want.opened_s = now_s
             room -= want.assembly.unasked
+
+    def _by_rank(self) -> list[Want]:
+        return sorted(self._wants.values(), key=lambda want: want.rank)
+
+    def _has_joiners(self) -> bool:
+        return any(donor.is_joiner and donor.is_listed for donor in self._donors.values())
 
     def _leave(self, now_s: float) -> None:
         """Take back what was asked of donors that send nothing, where somebody else is ready."""
@@ -369,7 +392,7 @@ class Planner:
         ]
         # The idlest first, then who gave least: three donors are three sources.
         donors.sort(key=lambda donor: (len(donor.asks), donor.taken, self.rng.random()))
-        wants = [want for want in self._wants.values() if want.opened_s is not None]
+        wants = [want for want in self._by_rank() if want.opened_s is not None]
         wants.sort(key=lambda want: self._hopes(want, now_s))
         probed = self._probed(wants, now_s)
         for donor in donors:
@@ -489,7 +512,9 @@ class Planner:
         """How many learners hold this version or may hold it, for all that is known."""
         fragment = want.assembly.fragment
         return sum(
-            not donor.is_last_resort and not donor.is_shunned(now_s) and not donor.lacked(fragment)
+            not donor.is_last_resort
+            and not donor.is_shunned(now_s)
+            and (fragment in donor.holds if donor.is_joiner else not donor.lacked(fragment))
             for donor in self._donors.values()
         )
 
@@ -522,9 +547,14 @@ class Planner:
             for donor in self._donors.values()
             if not donor.is_last_resort and donor.is_listed and not donor.is_shunned(now_s)
         ]
-        if any(not donor.lacks_now(fragment, now_s) for donor in learners):
+        whole = [donor for donor in learners if not donor.is_joiner]
+        # A joiner is no hope until it says that it has it.
+        if any(
+            fragment in donor.holds if donor.is_joiner else not donor.lacks_now(fragment, now_s)
+            for donor in learners
+        ):
             return False
-        is_patient = bool(learners) and not want.was_held and not want.is_superseded
+        is_patient = bool(whole) and not want.was_held and not want.is_superseded
         return not is_patient or now_s >= want.opened_s + GRACE_S
 
     def _is_hopeless(self, want: Want, now_s: float) -> bool:

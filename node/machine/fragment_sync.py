@@ -56,6 +56,11 @@ class FragmentSync:
         return all(local.held != NONE for local in self.local_fragments)
 
     @property
+    def has_any(self) -> bool:
+        """Whether a fragment is here in a verified version."""
+        return any(local.held != NONE for local in self.local_fragments)
+
+    @property
     def held(self) -> tuple[int, ...]:
         """The version of each fragment whose weights are here, NONE for none."""
         return tuple(local.held for local in self.local_fragments)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from host.files import keystore
 from host.files.signed_project import OpenedProject
-from host.network.leader_discovery import learners_topic, seat_topic
+from host.network.leader_discovery import holders_of_all, learners_topic, seat_topic
 from host.network.streams import ControlStream
 from host.options import BulkAt
 from host.transport import Transport
@@ -200,9 +200,8 @@ async def _learners(transport: Transport, topic: str) -> list[bytes]:
     """Who announces itself; asked again until somebody is found. TransientError if it cannot be."""
     while True:
         await transport.greet_bootstrap()
-        found = await transport.lookup(topic)
-        if found:
-            return sorted(found)
+        if found := holders_of_all(await transport.lookup(topic)):
+            return found
         await asyncio.sleep(LOOK_AGAIN_S)
 
 

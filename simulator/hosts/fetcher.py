@@ -45,7 +45,9 @@ class SimFetcher:
             return
         if self.world.now_s - self._known_s >= KNOW_EVERY_S:
             self._known_s = self.world.now_s
-            self.planner.know(*self.host.announced(), self.world.now_s)
+            learners, joiners = self.host.announced()
+            leader = self.host.learner.context.leader
+            self.planner.know(learners, leader, self.world.now_s, joiners)
         self._look()
         self.world.after(LOOK_EVERY_S, self._tick)
 

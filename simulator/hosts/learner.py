@@ -314,11 +314,12 @@ class SimLearner(Host):
         syncers = [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
         return [*self._reachable(), *syncers]
 
-    def announced(self) -> tuple[list[bytes], bytes | None]:
-        """Learners that say they hold weights, and the leader."""
-        others = self._others()
-        holders = [one.key for one in others if one.is_up and one.learner.fragment_sync.is_held]
-        return holders, self.learner.context.leader
+    def announced(self) -> tuple[list[bytes], list[bytes]]:
+        """Learners that say that they hold all weights, and those that hold some."""
+        others = [one for one in self._others() if one.is_up]
+        holders = [one.key for one in others if one.learner.fragment_sync.is_held]
+        some = [one.key for one in others if one.learner.fragment_sync.has_any]
+        return holders, [key for key in some if key not in holders]
 
     def reach(self, key: bytes) -> BlobStore | None:
         host = self.world.hosts[key]

@@ -20,7 +20,7 @@ import numpy as np
 
 from host.hedged_fetch import fetch_from
 from host.network.blobs import FETCHES_MAX
-from host.network.leader_discovery import learners_topic
+from host.network.leader_discovery import holders_of_all, learners_topic
 from host.runtime.compute_pool import Cores, give_way
 from host.transport import Transport
 from protocol import first_weights
@@ -310,5 +310,5 @@ class JobExecutor:
         except TransientError as error:
             log.info("learners cannot be looked up: %s", error)
             found = {}
-        sources += [key for key in sorted(found) if key not in sources]
+        sources += [key for key in holders_of_all(found) if key not in sources]
         return [key for key in sources if key != self.transport.key][:SOURCES_ASKED_MAX]

@@ -50,9 +50,12 @@ def states():
 @given(
     team=st.lists(st.tuples(BEHAVIOURS, HELD), max_size=6),
     has_syncer=st.booleans(),
+    are_joiners=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_every_download_ends_with_the_certified_bytes_or_a_reason(team, has_syncer, seed):
+def test_every_download_ends_with_the_certified_bytes_or_a_reason(
+    team, has_syncer, are_joiners, seed
+):
     donors = []
     for at, (behaviour, held) in enumerate(team):
         donor = FakeDonor(digest_of("donor", at), **behaviour)
@@ -62,6 +65,8 @@ def test_every_download_ends_with_the_certified_bytes_or_a_reason(team, has_sync
     if syncer is not None:
         syncer.hold(*states())
     net = FakeNet(donors, syncer, seed)
+    if are_joiners:  # Every second one.
+        net.planner.know(net.learners[::2], net.last_resort, 0.0, net.learners[1::2])
     assemblies = [net.want(at, state) for at, state in enumerate(states())]
     net.run(until_s=3000.0)
     troubles = {assembly.fragment: trouble for assembly, trouble in net.outcomes}

@@ -396,24 +396,66 @@ def test_fragments_are_completed_one_after_the_other():
     states = [a_state(20 + at, chunks=20) for at in range(4)]
     net = FakeNet(donors(2, *states))
     assemblies = [net.want(at, state) for at, state in enumerate(states)]
-    while not assemblies[0].is_complete:
+    while not any(one.is_complete for one in assemblies):
         net.step()
-    assert assemblies[3].done_bytes == 0
-    assert not any(ask.fragment == 3 for ask in net.asked if not ask.is_manifest)
+    done = sorted((one.done_bytes for one in assemblies), reverse=True)
+    assert done[0] == assemblies[0].total_bytes
+    assert done[2] == done[3] == 0
+    assert len({ask.fragment for ask in net.asked if not ask.is_manifest}) <= 3
+
+
+def test_what_no_learner_has_is_asked_of_the_syncer_and_what_a_joiner_has_of_the_joiner():
+    states = [a_state(40 + at, chunks=12) for at in range(4)]
+    (joiner,) = donors(1, states[1], states[2])
+    net = FakeNet([joiner], a_syncer(*states))
+    net.planner.know([], SYNCER, 0.0, parts=[joiner.key])
+    assemblies = [net.want(at, state) for at, state in enumerate(states)]
+    seconds = net.run()
+    assert all(is_whole(one, state) for one, state in zip(assemblies, states, strict=True))
+    assert assemblies[0].sources.keys() == assemblies[3].sources.keys() == {SYNCER}
+    for at in (1, 2):
+        assert assemblies[at].sources[joiner.key] >= 0.7 * assemblies[at].total_bytes
+    # Nobody waited for the other: both lines were full.
+    assert seconds < 1.3 * sum(one.total_bytes for one in assemblies) / 2e5 + 1.0
+
+
+def test_joiners_of_which_none_has_anything_keep_nobody_from_the_syncer():
+    state = a_state(44, chunks=12)
+    net = FakeNet(donors(7), a_syncer(state))
+    net.planner.know([], SYNCER, 0.0, parts=net.learners)
+    assembly = net.want(0, state)
+    assert net.run() < assembly.total_bytes / 1e5 + 1.0
+
+
+def test_joiners_begin_with_different_fragments():
+    states = [a_state(50 + at, chunks=20) for at in range(6)]
+    first = set()
+    for seed in range(12):
+        net = FakeNet([], a_syncer(*states), seed=seed)
+        assemblies = [net.want(at, state) for at, state in enumerate(states)]
+        while not any(one.is_complete for one in assemblies):
+            net.step()
+        first.add(next(one.fragment for one in assemblies if one.is_complete))
+    assert len(first) >= 4
 
 
 def test_what_was_not_begun_fails_at_once_when_a_newer_version_is_committed():
     states = [a_state(30 + at, chunks=20) for at in range(4)]
     net = FakeNet(donors(2, *states))
-    assemblies = [net.want(at, state) for at, state in enumerate(states)]
+    for at, state in enumerate(states):
+        net.want(at, state)
     net.step()
     for fragment in range(4):
         net.planner.supersede(fragment, 2)
     net.run()
-    troubles = {assembly.fragment: trouble for assembly, trouble in net.outcomes}
-    assert troubles[3] == "a newer version is committed"
-    assert troubles[0] is None
-    assert is_whole(assemblies[0], states[0])
+    for assembly, trouble in net.outcomes:
+        if trouble is None:
+            assert is_whole(assembly, states[assembly.fragment])
+        else:
+            assert (trouble, assembly.done_bytes) == ("a newer version is committed", 0)
+    troubles = [trouble for _, trouble in net.outcomes]
+    assert len(troubles) == 4
+    assert 0 < troubles.count(None) < 4
 
 
 def test_zeros_are_fetched_once():
