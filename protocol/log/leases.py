@@ -165,7 +165,7 @@ class LeaseBook:
         end = 0 if left is None else granted - total(left, block_sequences)
         if end > former.sequences:
             reached[fragment] = HandedIn(end)
-        else:
+        elif tokens:  # Who came here by a summary knows of nothing that is nothing.
             reached[fragment] = HandedIn(former.sequences, former.tokens + tokens)
 
     def read(self, session: SessionKey, block_sequences: int) -> int | None:

@@ -6,7 +6,7 @@ import string
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from protocol import wire
@@ -267,6 +267,7 @@ def grow(log, kind, number, other, real):
 
 @quick
 @given(state_steps)
+@example([("lease", 0, 0, 0.0), ("merge", 0, 0, 0.0), ("lease", 0, 0, 0.0), ("lease", 0, 0, 0.0)])
 def test_a_summary_holds_everything_that_later_records_need(steps):
     log = Log(SeatTaken(SYNCER.key), weights())
     half = len(steps) // 2
