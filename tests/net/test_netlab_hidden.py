@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(2400), needs_lab]
 
 SYNCER, DOOR, HIDDEN, LATE, SPARE = NODES = ("syncer", "door", "bob", "cyd", "dan")
 LINK = Link(latency_s=0.01)
+SLOW_GIVER = ("--donate-mbps", "1")
+"""Else the door gives everything before a hidden learner has been dialled."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Seen:
 def go_through_it(seen, swarm):
     swarm.prepare()
     swarm.begin()
-    swarm.start_learner(DOOR, "--no-evaluate", "--duty", "0.3", "--port", "4200")
+    swarm.start_learner(DOOR, "--no-evaluate", "--duty", "0.3", "--port", "4200", *SLOW_GIVER)
     door = swarm.until(
         lambda: (n := swarm.learner(DOOR)) and n.network.reach == "direct" and n,
         "an entrance that others can dial",
