@@ -82,9 +82,12 @@ def test_a_hidden_host_dials_one_that_asks_for_it_and_can_be_dialled(swarm):
     wait_for(ada, first, "relayed")
     wait_for(other, first, "direct")
     assert other.answer(other.ask(relays_of=ada.key, are=[first.key]), timeout_s=5)
-    assert "seconds" in other.fetch(ada, LARGE, timeout_s=60)
-    assert lab.counts("ada", "other").forwarded_bytes > LARGE
+    # What is asked for first may still come over the relay, on a busy machine.
+    assert "seconds" in other.fetch(ada, MIDDLE, timeout_s=60)
     wait_for_path(other, ada, "direct")
+    before = lab.counts("ada", "other").forwarded_bytes
+    assert "seconds" in other.fetch(ada, LARGE, timeout_s=60)
+    assert lab.counts("ada", "other").forwarded_bytes - before > LARGE
 
 
 def test_a_hidden_host_fetches_and_gives_over_what_it_dialled(swarm):
