@@ -2,11 +2,12 @@
 
 A learner that serves the manifest of a version is taken to hold its chunks until it says
 otherwise; each donor is asked for one of the two manifests of a fragment to find out. Chunks of
-the version with the fewest holders go first, then those of the fragment that was begun first, so
-that versions are complete before their holders move on to newer ones. Within a version the order
-is random. At the end a chunk that is slow to come is asked of a second donor, if that one is sure
-to be faster. The syncer is asked only for what no learner has, and beside learners that need long
-where it is much faster (`node.download.syncer_help`).
+the version with the fewest holders go first, and of these in an order that is drawn once, so that
+versions are complete before their holders move on to newer ones, and joiners that come together
+begin with different ones and give them to each other. Within a version the order is random. At the
+end a chunk that is slow to come is asked of a second donor, if that one is sure to be faster. The
+syncer is asked only for what no learner has, and beside learners that need long where it is much
+faster (`node.download.syncer_help`).
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
@@ -188,15 +189,15 @@ class Planner:
         learners: list[bytes],
         last_resort: bytes | None,
         now_s: float,
-        parts: Collection[bytes] = (),
+        joiners: Collection[bytes] = (),
     ) -> None:
         """Who may be asked: some of these learners, and the syncer for what none of them has.
 
-        Whoever was asked before stays; those who come first in the list come in for them. parts:
-        other joiners, that have some fragments already.
+        Whoever was asked before stays; those who come first in the list come in for them.
+        joiners: those that fetch weights themselves, and have some fragments already.
         """
         self._is_informed = True
-        learners = [*learners, *parts]
+        learners = [*learners, *joiners]
         listed = set(learners)
         known = [donor for donor in self._donors.values() if donor.key in listed]
         # Those that are of no use now are kept in mind, but leave room for others.
@@ -210,7 +211,7 @@ class Planner:
         for donor in list(self._donors.values()):
             donor.is_listed = donor.key in chosen
             donor.is_last_resort = donor.key == last_resort
-            donor.is_joiner = donor.key in parts
+            donor.is_joiner = donor.key in joiners
             if not donor.is_listed and not donor.asks:
                 del self._donors[donor.key]
 

@@ -143,12 +143,12 @@ class Crowd:
         if one.done_s is not None:
             return
         learners = [host.key for host in self.learners]
-        parts = [
+        others = [
             other.key
             for other in self.joiners
             if self._gives and other is not one and other.listed_s is not None
         ]
-        one.planner.know(learners, self.syncer.key, self.now_s, parts=parts)
+        one.planner.know(learners, self.syncer.key, self.now_s, joiners=others)
         self.at(self.now_s + KNOW_EVERY_S, partial(self._know, one))
 
     def _look(self, one: Joiner) -> None:

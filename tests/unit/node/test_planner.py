@@ -408,7 +408,7 @@ def test_what_no_learner_has_is_asked_of_the_syncer_and_what_a_joiner_has_of_the
     states = [a_state(40 + at, chunks=12) for at in range(4)]
     (joiner,) = donors(1, states[1], states[2])
     net = FakeNet([joiner], a_syncer(*states))
-    net.planner.know([], SYNCER, 0.0, parts=[joiner.key])
+    net.planner.know([], SYNCER, 0.0, joiners=[joiner.key])
     assemblies = [net.want(at, state) for at, state in enumerate(states)]
     seconds = net.run()
     assert all(is_whole(one, state) for one, state in zip(assemblies, states, strict=True))
@@ -422,7 +422,7 @@ def test_what_no_learner_has_is_asked_of_the_syncer_and_what_a_joiner_has_of_the
 def test_joiners_of_which_none_has_anything_keep_nobody_from_the_syncer():
     state = a_state(44, chunks=12)
     net = FakeNet(donors(7), a_syncer(state))
-    net.planner.know([], SYNCER, 0.0, parts=net.learners)
+    net.planner.know([], SYNCER, 0.0, joiners=net.learners)
     assembly = net.want(0, state)
     assert net.run() < assembly.total_bytes / 1e5 + 1.0
 
