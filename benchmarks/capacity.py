@@ -293,6 +293,8 @@ class Learners:
         """As the first learner hears of them."""
         self.participants = 0
         """Learners in the newest of them."""
+        self.heard_s = 0.0
+        """When the newest line was said, monotonic."""
         self.up = 0
         self.members: list[Member] = []
         lines = queue.Queue[str | None]()
@@ -318,6 +320,7 @@ class Learners:
     def hear(self) -> None:
         """The next line of any learner."""
         told = self.members[0].hear(time.monotonic() + QUIET_S)
+        self.heard_s = told["at_s"]
         match told["kind"]:
             case "up":
                 self.up += 1
@@ -344,6 +347,15 @@ class Learners:
             self.hear()
             if self.merges > former:
                 done = done + 1 if self.participants >= participants else 0
+
+    def until_merge(self, after_s: float, participants: int) -> float:
+        """When, monotonic, the first merge after that time had so many learners in it."""
+        while True:
+            former = self.merges
+            self.hear()
+            is_whole = self.merges > former and self.participants >= participants
+            if is_whole and self.heard_s > after_s:
+                return self.heard_s
 
     def close(self) -> None:
         """Ends all of them, in order."""

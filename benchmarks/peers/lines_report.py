@@ -25,45 +25,52 @@ def seconds(row: dict[str, Any]) -> list[float]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: seconds of a round in each case, with the range over all rounds."""
-    cases = list(found["about"])
-    head = ["", *(found["about"][case] for case in cases), "bytes per parameter and worker"]
+    """Markdown: seconds of a round in each case, with the range over all rounds.
+
+    What a worker sends, and what a death does, are told of the first case that says it.
+    """
+    cases = list(found["cases"].values())
+    head = ["", *(case["about"] for case in cases), "bytes per parameter and worker"]
     lines = ["| " + " | ".join([*head, "a worker dies"]) + " |"]
     lines.append("|" + "---|" * (len(head) + 1))
     for name, title in found["titles"].items():
-        rows = [found["cases"].get(case, {}).get(name, {}) for case in cases]
-        cells = [_cell(found, case, row) for case, row in zip(cases, rows, strict=True)]
-        wire = [one["wire_bytes"] for row in rows[:1] for one in row.get("rounds", ())]
-        per = found["parameters"] * found["workers"]
-        bytes_told = f"{statistics.median(wire) / per:.2f}" if wire else ""
-        death = next((told_death(row) for row in rows if "death" in row), "")
-        lines.append("| " + " | ".join([title, *cells, bytes_told, death]) + " |")
+        rows = [case["rows"].get(name, {}) for case in cases]
+        cells = [_cell(case, row) for case, row in zip(cases, rows, strict=True)]
+        told = next((_bytes(case, name) for case in cases if _bytes(case, name)), "")
+        deaths = [told_death(row) for row in rows if "death" in row]
+        lines.append("| " + " | ".join([title, *cells, told, "; ".join(deaths)]) + " |")
     return "\n".join(lines)
 
 
-def _cell(found: dict[str, Any], case: str, row: dict[str, Any]) -> str:
+def _bytes(case: dict[str, Any], name: str) -> str:
+    """Sent per parameter and worker in a round."""
+    wire = [one["wire_bytes"] for one in case["rows"].get(name, {}).get("rounds", ())]
+    return f"{statistics.median(wire) / (case['parameters'] * case['workers']):.2f}" if wire else ""
+
+
+def _cell(case: dict[str, Any], row: dict[str, Any]) -> str:
     took_s = seconds(row)
     if not took_s:
-        return f"did not run: {row.get('absent', 'cut off')}"
+        return f"did not run: {row.get('absent', 'cut off')}" if row else ""
     text = f"{statistics.median(took_s):.2f} s ({min(took_s):.2f} to {max(took_s):.2f})"
-    yard = seconds(found["cases"][case].get(YARDSTICK, {}))
-    if yard and row is not found["cases"][case][YARDSTICK]:
+    yard = seconds(case["rows"].get(YARDSTICK, {}))
+    if yard and row is not case["rows"][YARDSTICK]:
         text += f", {statistics.median(took_s) / statistics.median(yard):.1f} times Shoal"
     return text
 
 
 def losses(found: dict[str, Any]) -> str:
     """Markdown: seconds to the held-out loss in each case, and bytes until then in the first."""
-    cases = [case for case in found["about"] if found.get("losses", {}).get(case)]
+    cases = [case for case in found["cases"].values() if case["losses"]]
     if not cases:
         return ""
-    target = next(row["target"] for row in found["losses"][cases[0]].values() if "target" in row)
-    head = [f"to a held-out loss of {target}", *(found["about"][case] for case in cases)]
+    target = next(row["target"] for row in cases[0]["losses"].values() if "target" in row)
+    head = [f"to a held-out loss of {target}", *(case["about"] for case in cases)]
     lines = ["| " + " | ".join([*head, "local steps", "MB, all hosts"]) + " |"]
     lines.append("|" + "---|" * (len(head) + 2))
     for name, title in found["titles"].items():
-        rows = [found["losses"][case].get(name, {}) for case in cases]
-        yards = [found["losses"][case].get(YARDSTICK, {}).get("reached_s") for case in cases]
+        rows = [case["losses"].get(name, {}) for case in cases]
+        yards = [case["losses"].get(YARDSTICK, {}).get("reached_s") for case in cases]
         cells = [_reached(row, yard) for row, yard in zip(rows, yards, strict=True)]
         first = rows[0]
         steps = str(first["curve"][-1][0]) if "curve" in first else ""
@@ -75,7 +82,7 @@ def losses(found: dict[str, Any]) -> str:
 def _reached(row: dict[str, Any], yard: float | None) -> str:
     """yard: what Shoal takes."""
     if "curve" not in row:
-        return f"did not run: {row.get('absent', 'cut off')}"
+        return f"did not run: {row.get('absent', 'cut off')}" if row else ""
     _, clock_s, loss = row["curve"][-1]
     is_there = "reached_s" in row
     text = f"{clock_s:.0f} s" if is_there else f"{loss:.2f} after {clock_s:.0f} s"
@@ -84,60 +91,56 @@ def _reached(row: dict[str, Any], yard: float | None) -> str:
     return text
 
 
-def plot_losses(found: dict[str, Any], path: Path) -> None:
-    """A panel for each case: the held-out loss over the seconds that count."""
+def panels(count: int, height: float, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with two panels a row, each of so many inches."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "shoal"
     from matplotlib import pyplot
 
-    cases = [case for case in found["about"] if found.get("losses", {}).get(case)]
+    rows = -(-count // 2)
+    size = (5.5 * min(count, 2), height * rows)
+    figure, axes = pyplot.subplots(
+        rows, min(count, 2), figsize=size, layout="constrained", squeeze=False, **options
+    )
+    flat = list(axes.flat)
+    for spare in flat[count:]:
+        spare.remove()
+    return figure, flat[:count]
+
+
+def plot_losses(found: dict[str, Any], path: Path) -> None:
+    """A panel for each case: the held-out loss over the seconds that count."""
+    cases = [case for case in found["cases"].values() if case["losses"]]
     if not cases:
         return
-    figure, axes = pyplot.subplots(
-        1, len(cases), figsize=(5.5 * len(cases), 3.6), layout="constrained", squeeze=False
-    )
-    names = list(found["titles"])
-    for axis, case in zip(axes[0], cases, strict=True):
-        for number, name in enumerate(names):
-            curve = found["losses"][case].get(name, {}).get("curve", ())
+    figure, axes = panels(len(cases), 3.6)
+    for axis, case in zip(axes, cases, strict=True):
+        for number, (name, title) in enumerate(found["titles"].items()):
+            curve = case["losses"].get(name, {}).get("curve", ())
             if curve:
                 _, seconds_s, values = zip(*curve, strict=True)
                 width = 2.5 if name == YARDSTICK else 1.2
                 look = {"color": f"C{number}", "marker": ".", "linewidth": width}
-                axis.plot(seconds_s, values, label=found["titles"][name], **look)
-        axis.set_title(f"held-out loss: {found['about'][case]}", fontsize=10, loc="left")
+                axis.plot(seconds_s, values, label=title, **look)
+        axis.set_title(f"held-out loss: {case['about']}", fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xlabel("seconds of training and merging")
         axis.set_ylabel("nats per byte")
         axis.set_ylim(top=3.2)
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """A panel for each case: bars for the median round, whiskers from the shortest to the
     longest."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    from matplotlib import pyplot
-
     names = list(found["titles"])[::-1]
-    cases = list(found["about"])
-    figure, axes = pyplot.subplots(
-        1,
-        len(cases),
-        figsize=(5.5 * len(cases), 0.45 * len(names) + 1.3),
-        sharey=True,
-        layout="constrained",
-        squeeze=False,
-    )
-    for axis, case in zip(axes[0], cases, strict=True):
-        took = [seconds(found["cases"].get(case, {}).get(name, {})) for name in names]
+    cases = list(found["cases"].values())
+    figure, axes = panels(len(cases), 0.45 * len(names) + 1.3, sharey=True)
+    for axis, case in zip(axes, cases, strict=True):
+        took = [seconds(case["rows"].get(name, {})) for name in names]
         middles = [statistics.median(one) if one else 0.0 for one in took]
         reach = [
             [middle - min(one, default=0.0) for middle, one in zip(middles, took, strict=True)],
@@ -146,9 +149,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
         titles = [found["titles"][name] for name in names]
         bars = axis.barh(titles, middles, color=colours(names), height=0.65, xerr=reach)
         axis.bar_label(bars, fmt="%.1f", padding=6, fontsize=8)
-        entitle(axis, f"seconds of a round: {found['about'][case]}")
+        entitle(axis, f"seconds of a round: {case['about']}")
     figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
 def show(found: dict[str, Any], path: Path | None) -> None:

@@ -104,8 +104,8 @@ class Lines:
 
     interface = LAB_DEVICE
 
-    def __init__(self, nodes: dict[str, Line]) -> None:
-        self._lab = Lab(list(nodes), mtu_bytes=PACKET_BYTES)
+    def __init__(self, nodes: dict[str, Line], *, packet_bytes: int = PACKET_BYTES) -> None:
+        self._lab = Lab(list(nodes), mtu_bytes=packet_bytes)
         self._lab.__enter__()
         for node, line in nodes.items():
             up, down = _link(line.up_mbps, line.rtt_ms), _link(line.down_mbps, line.rtt_ms)

@@ -1,13 +1,14 @@
 """Shoal against what else could merge displacements, where each of them has a line as at home.
 
     make bench-lines                              # everything, with the environment it needs
-    python -m benchmarks.peers.over_lines [--only NAME,...] [--cases NAME,...] [--workers M]
+    python -m benchmarks.peers.over_lines [--only NAME,...] [--cases NAME,...]
 
 The work and the contenders are those of `run.py`, and then all train a model to a held-out loss
 (`to_loss.py`); here every process has a network of its own, and a line on which all that it sends
 or gets has to wait. Servers stand in a data centre: Shoal's syncer, Flower's server, torchft's
 lighthouse; in one row Shoal's syncer is at home as well. Needs Linux and root. Prints two tables
-and writes benchmarks/lines.json, docs/lines.svg and docs/lines-loss.svg.
+and writes benchmarks/lines.json, docs/lines.svg and docs/lines-loss.svg. What that JSON already has
+of other cases and contenders stays in it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,32 @@ from typing import Any, Final
 from benchmarks.peers import lines_report, run, shoal_project, to_loss
 from benchmarks.peers.arena import Late, node_of
 from benchmarks.peers.contenders import CONTENDERS, Contender
-from benchmarks.peers.networks import Line, Lines
+from benchmarks.peers.networks import PACKET_BYTES, Line, Lines
 from tests.netlab import namespaces
 
 HOME: Final = Line(down_mbps=100.0, up_mbps=20.0, rtt_ms=50.0)
-DATA_CENTRE: Final = Line(down_mbps=1000.0, up_mbps=1000.0, rtt_ms=50.0)
+CAMPUS: Final = Line(down_mbps=1000.0, up_mbps=1000.0, rtt_ms=10.0)
+DATA_CENTRE_MBPS: Final = 1000.0
 SLOWER: Final = 10.0
 
 ANSWER_S: Final = 300.0
 """At a tenth of a line some need minutes."""
 
+PATIENCE_S: Final = 0.5
+"""Of Shoal where a worker dies. A line of these loses its sessions within that, if at all."""
+
+CAMPUS_PACKET_BYTES: Final = 60_000
+"""The lab's relay, in Python, carries some ten thousand packets a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What lines there are."""
+    """What workers and lines there are."""
 
     about: str
+    workers: int = 4
+    line: Line = HOME
+    packet_bytes: int = PACKET_BYTES
     slower: float = 1.0
     """How many times as slow the last worker's line is."""
     dies: bool = False
@@ -49,8 +60,15 @@ class Case:
 
 
 CASES: Final[Mapping[str, Case]] = {
-    "alike": Case("all lines 100/20 Mbit/s, 50 ms", dies=True),
-    "slow": Case("one line a tenth of that", slower=SLOWER),
+    "alike": Case("four on lines of 100/20 Mbit/s, 50 ms", dies=True),
+    "slow": Case("one line of the four a tenth of that", slower=SLOWER),
+    "eight": Case("eight on lines of 100/20 Mbit/s, 50 ms", workers=8, dies=True),
+    "campus": Case(
+        "four on lines of 1 Gbit/s, 10 ms",
+        line=CAMPUS,
+        packet_bytes=CAMPUS_PACKET_BYTES,
+        dies=True,
+    ),
 }
 
 AT_HOME: Final = "shoal-home"
@@ -63,15 +81,16 @@ ENTRANTS: Final = (
 )
 
 
-def network(case: Case, entrant: Contender, workers: int) -> Lines:
+def network(case: Case, entrant: Contender) -> Lines:
     """A line for each of its processes."""
+    centre = dataclasses.replace(case.line, down_mbps=DATA_CENTRE_MBPS, up_mbps=DATA_CENTRE_MBPS)
     nodes = {}
-    for role, rank in entrant.roles(workers):
+    for role, rank in entrant.roles(case.workers):
         at_home = role == "worker" or entrant.name == AT_HOME
-        line = HOME if at_home else DATA_CENTRE
-        is_slow = role == "worker" and rank == workers - 1
+        line = case.line if at_home else centre
+        is_slow = role == "worker" and rank == case.workers - 1
         nodes[node_of(role, rank)] = line.slower(case.slower) if is_slow else line
-    return Lines(nodes)
+    return Lines(nodes, packet_bytes=case.packet_bytes)
 
 
 def main() -> int:
@@ -83,7 +102,6 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(cases), help=", ".join(cases))
     parser.add_argument("--model", default="4m", choices=shoal_project.MODELS, help="its size")
     parser.add_argument("--fragments", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
     parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
@@ -112,38 +130,40 @@ def main() -> int:
 def measure(given: argparse.Namespace, folder: Path) -> None:
     """Case by case; what was found is written after each turn."""
     chosen = [one for one in ENTRANTS if one.name in given.only.split(",")]
-    told = run.common(given, folder)
-    found: dict[str, Any] = {
-        "machine": run.machine(),
-        "versions": run.versions(chosen),
-        "workers": given.workers,
-        "fragments": given.fragments,
-        "parameters": sum(told["sizes"]),
-        "titles": {one.name: one.title for one in chosen},
-        "about": {name: CASES[name].about for name in given.cases.split(",")},
-        "cases": {},
-        "losses": {},
-    }
-    for name in found["about"]:
+    found: dict[str, Any] = {"titles": {}, "cases": {}}
+    if given.json.exists():
+        found = json.loads(given.json.read_text())
+    known = found["titles"] | {one.name: one.title for one in chosen}
+    found["titles"] = {one.name: known[one.name] for one in ENTRANTS if one.name in known}
+    told_by = {"machine": run.machine(), "versions": run.versions(chosen)}
+
+    def write() -> None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    for name in given.cases.split(","):
         case = CASES[name]
-
-        def keep(rows: dict[str, Any], name: str = name) -> None:
-            found["cases"][name] = rows
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
-
-        def lines(one: Contender, case: Case = case) -> Lines:
-            return network(case, one, given.workers)
-
+        given.workers = case.workers
         # Who dies is told by the case here.
         given.death = case.dies
         # Where nobody dies a merge waits for the slowest, as all others do.
-        given.patience_s = shoal_project.PATIENCE_S if case.dies else ANSWER_S
+        given.patience_s = PATIENCE_S if case.dies else ANSWER_S
+        told = run.common(given, folder / name)
+        kept = found["cases"].setdefault(name, {"rows": {}, "losses": {}, "told_by": {}})
+        kept |= {"about": case.about, "workers": case.workers, "parameters": sum(told["sizes"])}
+        kept["told_by"] |= {one.name: told_by for one in chosen}
+
+        def keep(rows: dict[str, Any], kept: dict[str, Any] = kept) -> None:
+            kept["rows"] |= rows
+            write()
+
+        def lines(one: Contender, case: Case = case) -> Lines:
+            return network(case, one)
+
         run.measure(chosen, given, told, folder / name, keep, lines)
         if given.limit_s > 0:
-            rows = found["losses"][name] = {}
             for one in chosen:
-                rows[one.name] = _to_loss(one, given, told, folder / f"{name}-loss", lines)
-                given.json.write_text(json.dumps(found, indent=1) + "\n")
+                kept["losses"][one.name] = _to_loss(one, given, told, folder / name / "loss", lines)
+                write()
 
 
 def _to_loss(
