@@ -482,8 +482,8 @@ class Rounds:
                 self._busy(now_s),
                 self.judge.without_say(),
             )
-            fragments = [current.fragment for current in collecting]
-            free = [session for session in able if not busy.has_for_all(session.peer, fragments)]
+            asking = [current.fragment for current in collecting if self._places(current)]
+            free = [one for one in able if asking and not busy.has_for_all(one.peer, asking)]
             for current in collecting:
                 current.trusted = current.trusted_of(able, mute)
                 self._ask(current, free, busy, mute, now_s)
@@ -643,6 +643,8 @@ class Rounds:
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
+        if not self._places(current):
+            return
         fit = [
             session
             for session in able
@@ -676,10 +678,7 @@ class Rounds:
         most = self.spec.participants_max
         if not most:
             return able
-        asked = [peer for peer, one in current.tickets.items() if one.state is not PullState.FAILED]
-        places = most - len(asked)
-        if places <= 0:
-            return []
+        asked, places = self._asked(current), self._places(current)
         new_places = most // 2 - sum(not self.state.has_merges(peer) for peer in asked)
         turn = [(one.asked.get(current.fragment, 0), self.rng.random()) for one in able]
         drawn = [able[at] for at in sorted(range(len(able)), key=turn.__getitem__)]
@@ -687,6 +686,15 @@ class Rounds:
         new = [one for one in drawn if not self.state.has_merges(one.peer)]
         begin = max(0, min(new_places, len(new)), places - len(proven))
         return [*new[:begin], *proven, *new[begin:]][:places]
+
+    def _asked(self, current: Round) -> list[bytes]:
+        """Who takes one of the round's places."""
+        return [peer for peer, one in current.tickets.items() if one.state is not PullState.FAILED]
+
+    def _places(self, current: Round) -> int:
+        """How many more the round may ask. Nobody looks through a thousand learners for nothing."""
+        most = self.spec.participants_max
+        return max(0, most - len(self._asked(current))) if most else limits.LEARNERS_MAX
 
     def _look_at(self, current: Round, able: list[Session], now_s: float) -> None:
         current.live = len(able)
