@@ -77,6 +77,11 @@ class Case:
     profile: Path | None
     on_disk: bool
 
+    @property
+    def in_merge(self) -> int:
+        """Learners in a merge."""
+        return min(self.participants or self.learners, self.learners)
+
 
 @dataclass(slots=True, kw_only=True)
 class Row:
@@ -219,8 +224,7 @@ class Prepared:
             syncer.home.identity("owner")
             for key in (template.root / "keys").iterdir():
                 shutil.copy2(key, syncer.home.root / "keys" / key.name)
-            asked = self.case.participants or self.case.learners
-            syncer.prepare(self.case, quorum=min(asked, self.case.learners))
+            syncer.prepare(self.case, quorum=self.case.in_merge)
             held = template.syncer_store(syncer.project_id) / "checkpoints" / "0"
             if not held.is_dir():
                 raise RuntimeError(f"{self.root} holds another project's weights: remove it")
@@ -438,7 +442,7 @@ def measure(case: Case, cache: Path) -> Row:
         try:
             learners.until_up(case.learners)
             start_s = time.monotonic() - begun_s
-            learners.until_whole(case.warm, case.learners)
+            learners.until_whole(case.warm, case.in_merge)
             row = _window(case, syncer, learners)
         finally:
             learners.close()

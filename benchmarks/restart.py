@@ -61,7 +61,8 @@ def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart
     lead_s = time.monotonic()
     after = syncer.until(merging, "merges")
     merge_s = time.monotonic()
-    whole_s = learners.until_merge(ended_s, case.learners)
+    # Learners still tell of merges of the old one after its end.
+    whole_s = learners.until_merge(lead_s, case.learners)
     return Restart(
         how=how,
         parameters=after.project.parameters,

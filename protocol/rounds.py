@@ -120,13 +120,18 @@ class Round:
         asked = [one for one in own if one.is_trusted]
         return sum(ticket.state is not PullState.FAILED for ticket in asked)
 
-    def trusted_of(self, able: Collection[Session], mute: Collection[bytes]) -> int | None:
+    def trusted_of(
+        self, able: Collection[Session], mute: Collection[bytes], *, is_full: bool = False
+    ) -> int | None:
         """How many of these learners may yet be in the quorum; None if all have a say in it.
 
         mute: those that have none now. Who was asked keeps what it had then, or a round would wait
         for a push of a learner that was established meanwhile. Where some have no say, nor does it
-        wait for pushes that failed, or that an earlier round asked for.
+        wait for pushes that failed, or that an earlier round asked for. is_full: it may ask nobody
+        else, and waits for nobody else.
         """
+        if is_full:
+            return sum(one.is_trusted and self._may_count(one) for one in self.tickets.values())
         if not mute and all(one.is_trusted for one in self.tickets.values()):
             return None
         tickets = [(session.peer, self.tickets.get(session.peer)) for session in able]

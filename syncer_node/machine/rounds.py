@@ -485,7 +485,8 @@ class Rounds:
             asking = [current.fragment for current in collecting if self._places(current)]
             free = [one for one in able if asking and not busy.has_for_all(one.peer, asking)]
             for current in collecting:
-                current.trusted = current.trusted_of(able, mute)
+                is_full = not self._places(current)
+                current.trusted = current.trusted_of(able, mute, is_full=is_full)
                 self._ask(current, free, busy, mute, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol.messages import Decline
 from protocol.rounds import PullState
+from syncer_node.machine.jobs import Merge
 from tests.support.builders import LEARNERS, SyncerBench, project, rounds
 
 MOST = 4
@@ -44,6 +45,25 @@ def test_who_has_shown_nothing_yet_takes_half_of_the_places_at_most(monkeypatch)
     (current,) = made.seat.rounds.rounds.values()
     assert len(current.tickets) == MOST
     assert sum(key in known for key in current.tickets) == MOST // 2
+
+
+def test_a_round_waits_for_nobody_whom_it_cannot_ask(monkeypatch):
+    """Half of its places went to newcomers, whose pushes make no quorum."""
+    learners = list(LEARNERS[:6])
+    spec = rounds(quorum=MOST, participants_max=MOST, overlap_steps=1, patience_s=600.0)
+    made = SyncerBench(project(spec)).start(*learners)
+    known, new = learners[2:], {one.key for one in learners[:2]}
+    monkeypatch.setattr(type(made.seat.rounds.judge), "without_say", lambda _: new)
+    monkeypatch.setattr(type(made.machine.state), "has_merges", lambda _, key: key not in new)
+    pulls = made.train(*learners)
+    asked = [one for one in learners if one.key in pulls]
+    assert len(asked) == MOST
+    assert 0 < sum(one in known for one in asked) < MOST
+    made.hold.add(Merge)
+    for one in asked:
+        made.push(one, pulls[one.key])
+    made.wait(1.0)
+    assert made.jobs(Merge), "all that it asked for is here"
 
 
 def test_without_a_bound_all_are_asked():
