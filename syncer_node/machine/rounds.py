@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as replace_fields
@@ -662,7 +662,7 @@ class Rounds:
         ]
         hoped_for = current.hoped_for + sum(session.peer not in mute for session in turn)
         chosen = turn if hoped_for >= current.required(now_s) else fit
-        for session in self._in_turn(chosen, current):
+        for session in self._in_turn(chosen, current, mute):
             session.asked[current.fragment] = current.number
             is_trusted = session.peer not in mute
             current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
@@ -670,23 +670,36 @@ class Rounds:
             pull = Pull(current.number, current.fragment, current.version - 1)
             self.effects.send(session.peer, pull)
 
-    def _in_turn(self, able: list[Session], current: Round) -> list[Session]:
+    def _in_turn(
+        self, able: list[Session], current: Round, mute: Collection[bytes]
+    ) -> list[Session]:
         """Of these, as many as the round may still ask: whom its fragment asked longest ago first.
 
-        Half of the places are for learners of whom something was merged, as far as there are any:
-        who only says that it trains could otherwise take the places of all others.
+        Half of the places are for learners of whom something was merged and who have a say in the
+        quorum, as far as there are any: who only says that it trains could otherwise take the
+        places of all others. Where some have no say, places are kept for those that train here and
+        have one, also while other rounds wait for them.
         """
         most = self.spec.participants_max
         if not most:
             return able
         asked, places = self._asked(current), self._places(current)
-        new_places = most // 2 - sum(not self.state.has_merges(peer) for peer in asked)
+        new_places = most // 2 - sum(not self._is_proven(peer, mute) for peer in asked)
         turn = [(one.asked.get(current.fragment, 0), self.rng.random()) for one in able]
         drawn = [able[at] for at in sorted(range(len(able)), key=turn.__getitem__)]
-        proven = [one for one in drawn if self.state.has_merges(one.peer)]
-        new = [one for one in drawn if not self.state.has_merges(one.peer)]
-        begin = max(0, min(new_places, len(new)), places - len(proven))
-        return [*new[:begin], *proven, *new[begin:]][:places]
+        proven = [one for one in drawn if self._is_proven(one.peer, mute)]
+        new = [one for one in drawn if not self._is_proven(one.peer, mute)]
+        hoped_for = len(proven)
+        if mute:
+            others = (
+                one.peer for one in self.members.training() if one.peer not in current.tickets
+            )
+            hoped_for = sum(self._is_proven(peer, mute) for peer in others)
+        begin = max(0, min(new_places, len(new)), places - hoped_for)
+        return [*new[:begin], *proven[: max(0, places - begin)]]
+
+    def _is_proven(self, peer: bytes, mute: Collection[bytes]) -> bool:
+        return peer not in mute and self.state.has_merges(peer)
 
     def _asked(self, current: Round) -> list[bytes]:
         """Who takes one of the round's places."""

@@ -288,6 +288,17 @@ def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
     assert [*told, *again] == sorted([*told, *again])
 
 
+@pytest.mark.parametrize(("learners", "most"), [(12, 4), (24, 8)])
+def test_rounds_that_ask_some_wait_for_none_whom_they_cannot_ask(learners, most):
+    """Before all are established, what most of them hand in makes no quorum."""
+    spec = rounds(participants_max=most, quorum=most, patience_s=300.0)
+    earned = OuterSpec(0.7, 0.5, 3.0, trust="earned")
+    swarm = build_swarm(1, rounds=spec, steps_s=(0.3,) * learners, outer=earned)
+    swarm.world.run(60.0)
+    swarm.check()
+    assert swarm.merges > 60
+
+
 def test_a_round_asks_no_more_than_it_may_and_everybody_in_turn():
     spec = rounds(participants_max=4, quorum=4)
     swarm = trained(160.0, rounds=spec, steps_s=(0.3,) * 8 + (0.5,) * 4)
