@@ -39,7 +39,7 @@ ANSWER_S: Final = 300.0
 """At a tenth of a line some need minutes."""
 
 PATIENCE_S: Final = 0.5
-"""Of Shoal where a worker dies. A line of these loses its sessions within that, if at all."""
+"""How long a merge of Shoal waits before it settles for those that are left."""
 
 CAMPUS_PACKET_BYTES: Final = 60_000
 """The lab's relay, in Python, carries some ten thousand packets a second."""

@@ -696,7 +696,7 @@ class Rounds:
             )
             hoped_for = sum(self._is_proven(peer, mute) for peer in others)
         begin = max(0, min(new_places, len(new)), places - hoped_for)
-        return [*new[:begin], *proven[: max(0, places - begin)]]
+        return [*new[:begin], *proven][:places]
 
     def _is_proven(self, peer: bytes, mute: Collection[bytes]) -> bool:
         return peer not in mute and self.state.has_merges(peer)

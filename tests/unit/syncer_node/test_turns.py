@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.messages import Decline
 from protocol.rounds import PullState
 from syncer_node.machine.jobs import Merge
-from tests.support.builders import LEARNERS, SyncerBench, project, rounds
+from tests.support.builders import LEARNERS, SyncerBench, heartbeat, project, rounds
 
 MOST = 4
 
@@ -45,6 +45,20 @@ def test_who_has_shown_nothing_yet_takes_half_of_the_places_at_most(monkeypatch)
     (current,) = made.seat.rounds.rounds.values()
     assert len(current.tickets) == MOST
     assert sum(key in known for key in current.tickets) == MOST // 2
+
+
+def test_newcomers_take_no_more_places_than_are_left(monkeypatch):
+    made, learners = bench(6)
+    known = {one.key for one in learners[:3]}
+    monkeypatch.setattr(type(made.machine.state), "has_merges", lambda _, key: key in known)
+    made.lease(*learners)
+    for some in (learners[:3], learners[3:]):
+        for one in some:
+            made.say(one.key, heartbeat())  # Too soon after the last look to be looked at.
+        made.wait(0.05)
+    (current,) = made.seat.rounds.rounds.values()
+    assert known < current.tickets.keys()
+    assert len(current.tickets) == MOST
 
 
 def test_a_round_waits_for_nobody_whom_it_cannot_ask(monkeypatch):
