@@ -76,6 +76,7 @@ def measure(case: Case, fragments: int, chunks: int, seed: int = 0) -> Row:
             up_bytes_per_s=case.up_mbps * BYTES_PER_S_OF_MBPS,
             down_bytes_per_s=case.mbps * BYTES_PER_S_OF_MBPS,
             gives=gives,
+            scale=SCALE,
             seed=seed,
         )
         return swarm.run(until_s=HANGS_S), swarm

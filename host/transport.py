@@ -34,7 +34,7 @@ from host.nat.relay import Relay
 from host.nat.relay_tls import RelayTlsStream
 from host.nat.router import Router, engine_sentence
 from host.network import blobs, dht_records, own_network, round_trips, slots, streams
-from host.network.blobs import BlobLookup, PaceLookup
+from host.network.blobs import BlobLookup, PaceLookup, SectionsLookup
 from host.network.engine import Engine, IncomingStream, Options
 from host.network.foreign_errors import Loss, TransportState
 from host.network.neighbours import ConnectedPeer
@@ -377,9 +377,15 @@ class Transport:
         """From now on `handler` runs for each control stream a peer opens; its return ends it."""
         self._stream_server.handler = handler
 
-    def serve_blobs(self, lookup: BlobLookup, pace: PaceLookup | None = None) -> None:
-        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
-        self.bulk.serve(lookup, pace)
+    def serve_blobs(
+        self,
+        lookup: BlobLookup,
+        pace: PaceLookup | None = None,
+        sections: SectionsLookup | None = None,
+    ) -> None:
+        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows; of what it
+        does not find they hear which `sections` are here."""
+        self.bulk.serve(lookup, pace, sections)
 
     async def serve_inner(self, inner: Inner, wire: Wire) -> None:
         """Serves a stream that a relay carried, as one that came by itself."""

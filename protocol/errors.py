@@ -85,6 +85,12 @@ class PeerBusy(TransientError):
 class NotHeld(TransientError):
     """The peer answers, but does not hold the blob that was asked for."""
 
+    def __init__(self, text: str, held_sections: int = 0) -> None:
+        """held_sections: of a manifest's array the peer has so much, one bit for each section
+        (`protocol.numerics.chunks.section_of`)."""
+        super().__init__(text)
+        self.held_sections = held_sections
+
 
 class TransportLost(TransientError):
     """The local network engine died; everything in flight is lost and the engine is rebuilt."""

@@ -21,7 +21,7 @@ from typing import Any, Final
 from host.bulk import channel_policy, frames, handshake, tls_context
 from host.bulk.bulk_loop import BulkLoop
 from host.bulk.connection import Connection, tune
-from host.bulk.connection_io import Shares
+from host.bulk.connection_io import Found, Lacking, Shares
 from host.bulk.handshake import ASK_S, DECLINE, DIAL_BACK, DONE, FAILED, OFFER, REACHED, Offer
 from host.bulk.tls_context import Contexts
 from host.bulk.tls_socket import open_pipe
@@ -29,7 +29,6 @@ from host.files.keystore import Identity
 from host.network.foreign_errors import translated
 from host.network.rate_limit import RateLimiter
 from host.network.streams import Traffic, Wire
-from host.network.token_bucket import TokenBucket
 from host.options import BulkAt
 from protocol.errors import (
     MalformedMessage,
@@ -61,7 +60,7 @@ PEERS_COUNTED_MAX: Final = 4096
 
 log = logging.getLogger("shoal.channel")
 
-Find = Callable[[NodeKey, Digest], tuple[memoryview, TokenBucket | None] | None]
+Find = Callable[[NodeKey, Digest], Found | Lacking]
 
 
 class Channels:

@@ -14,11 +14,18 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from host.bulk.bulk_loop import BulkLoop
-from host.bulk.connection_io import REQUESTS_MAX, Ask, ConnectionIo, News, Shares
+from host.bulk.connection_io import (
+    REQUESTS_MAX,
+    Ask,
+    ConnectionIo,
+    Found,
+    Lacking,
+    News,
+    Shares,
+)
 from host.bulk.frames import Request
 from host.network import blobs
 from host.network.streams import Traffic
-from host.network.token_bucket import TokenBucket
 from protocol.errors import InternalError, PeerUnreachable, ShoalError
 from protocol.ids import Digest, NodeKey, short
 
@@ -38,7 +45,7 @@ log = logging.getLogger("shoal.channel")
 class Host(Protocol):
     """What a connection needs of the host that it belongs to."""
 
-    def find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, TokenBucket | None] | None:
+    def find(self, peer: NodeKey, digest: Digest) -> Found | Lacking:
         """A blob that the peer may have, and what limits its rate."""
 
     def counters(self, peer: NodeKey) -> tuple[Traffic, ...]:

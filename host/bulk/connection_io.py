@@ -53,6 +53,16 @@ NEWS_S: Final = 0.05
 
 Send = Callable[..., None]
 
+Found = tuple[memoryview, TokenBucket | None]
+"""A blob that a peer may have, and what limits its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A blob that is not here; of a manifest's array one bit for each section that is."""
+
+    held_sections: int = 0
+
 
 @dataclass(slots=True, eq=False)
 class Ask:
@@ -249,15 +259,15 @@ class ConnectionIo(asyncio.BufferedProtocol):
             return
         self._put(frames.request_bytes(Request(id, ask.digest, ask.offset, ask.count)))
 
-    def serve(self, request: Request, found: tuple[memoryview, TokenBucket | None] | None) -> None:
+    def serve(self, request: Request, found: Found | Lacking) -> None:
         """Answers a request with what its blob was found to be."""
         if self._is_over:
             return
-        if found is None or request.offset + request.count > len(found[0]):
-            held = 0 if found is None else len(found[0])
-            status = blobs.NOT_HELD if found is None else blobs.OK
+        if isinstance(found, Lacking):
+            self._put(frames.answer_bytes(Answer(request.id, blobs.NOT_HELD, found.held_sections)))
+        elif request.offset + request.count > len(found[0]):
             # The other end believes another length: it hears ours, and takes offence there.
-            self._put(frames.answer_bytes(Answer(request.id, status, held)))
+            self._put(frames.answer_bytes(Answer(request.id, blobs.OK, len(found[0]))))
         else:
             blob, bucket = found
             self._put(frames.answer_bytes(Answer(request.id, blobs.OK, len(blob))))

@@ -5,7 +5,7 @@ a header of 20 bytes, numbers big-endian, and what belongs to it:
 
     kind u8, status u8, zero u16, id u32, length u32, number u64
     request   number: offset; length: bytes wanted from there; then the blob's digest, 32 bytes
-    answer    status as on streams; number: bytes of the whole blob; length: 0
+    answer    status as on streams; number: bytes of the whole blob, or sections; length: 0
     data      length: bytes that follow, of what the request of this id has asked for
 
 An answer of status 0 is followed by data frames, in order, until all that was asked for has come.

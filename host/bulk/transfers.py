@@ -10,15 +10,15 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from host.bulk.channels import Channels
+from host.bulk.connection_io import Found, Lacking
 from host.bulk.striped_download import ChannelBroke, StripedDownload
 from host.files.keystore import Identity
 from host.network import blobs
-from host.network.blobs import BlobLookup, PaceLookup
+from host.network.blobs import BlobLookup, PaceLookup, SectionsLookup
 from host.network.rate_limit import RateLimiter
 from host.network.round_trips import RoundTrips
 from host.network.slots import IsMember, Reserve, Slots
 from host.network.streams import Traffic, Wire
-from host.network.token_bucket import TokenBucket
 from host.options import BulkAt
 from protocol import limits
 from protocol.errors import InternalError, LimitExceeded, RemoteError
@@ -53,6 +53,7 @@ class Bulk:
         self._dial = dial
         self._lookup: BlobLookup | None = None
         self._pace: PaceLookup | None = None
+        self._sections: SectionsLookup | None = None
         reserve = Reserve(MEMBERS_SERVED, STRANGERS_SERVED_MAX, is_member)
         served_max, per_peer_max = limits.STREAMS_SERVED_MAX, limits.STREAMS_PER_PEER_MAX
         self._serve_slots = Slots(served_max, per_peer_max, reserve)
@@ -69,20 +70,25 @@ class Bulk:
             on_fault=on_fault,
         )
 
-    def serve(self, lookup: BlobLookup, pace: PaceLookup | None) -> None:
-        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows."""
-        self._lookup, self._pace = lookup, pace
+    def serve(
+        self, lookup: BlobLookup, pace: PaceLookup | None, sections: SectionsLookup | None = None
+    ) -> None:
+        """From now on peers may fetch what `lookup` finds, as fast as `pace` allows, and hear of
+        `sections` of what it does not find."""
+        self._lookup, self._pace, self._sections = lookup, pace, sections
 
     async def accept(self, wire: Wire) -> None:
         """Serves one stream."""
         way = self._rate_limiter.up
         slots, small_slots = self._serve_slots, self._small_slots
-        await blobs.serve_one(wire, self._lookup, slots, small_slots, self._pace, way)
+        await blobs.serve_one(
+            wire, self._lookup, slots, small_slots, self._pace, way, self._sections
+        )
 
-    def _find(self, peer: NodeKey, digest: Digest) -> tuple[memoryview, TokenBucket | None] | None:
+    def _find(self, peer: NodeKey, digest: Digest) -> Found | Lacking:
         blob = self._lookup(peer, digest) if self._lookup else None
         if blob is None:
-            return None
+            return Lacking(self._sections(peer, digest) if self._sections else 0)
         return blob, self._pace(peer, digest) if self._pace else None
 
     async def fetch(

@@ -1,8 +1,9 @@
 """Bulk transfers: content-addressed, asked for by the receiver, resumable at any byte.
 
 Request, 48 bytes: magic and version (8), blake3 digest (32), offset (u64). Answer: status (u8),
-total length (u64), then the bytes from the offset. All numbers big-endian. The receiver believes
-nothing: length and digest come from a signed statement that it already holds.
+total length (u64), then the bytes from the offset. Of what is not held the length says which
+sections of it are (`protocol.numerics.chunks.section_of`). All numbers big-endian. The receiver
+believes nothing: length and digest come from a signed statement that it already holds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from protocol.ids import Digest, NodeKey, short
 BlobLookup = Callable[[NodeKey, Digest], memoryview | None]
 """The bytes of a digest for this asker, or None. Called on the event loop: it must not read disks.
 The view must stay valid until the transfer has dropped it."""
+
+SectionsLookup = Callable[[NodeKey, Digest], int]
+"""Of an array whose manifest is not given, as something of it is missing: one bit for each of its
+sections that is here. 0 of anything else."""
 
 PaceLookup = Callable[[NodeKey, Digest], TokenBucket | None]
 """What limits the rate at which a blob leaves for this asker, or None."""
@@ -75,10 +80,12 @@ async def serve_one(
     small_slots: Slots,
     pace: PaceLookup | None = None,
     way: Way | None = None,
+    sections: SectionsLookup | None = None,
 ) -> None:
     """Answers the one request on `wire` and ends the stream. Raises what the wire raises.
 
     small_slots: for what fits into one write. way: what limits everything that this host sends.
+    sections: what to say of a blob that is not held.
     """
     try:
         request = await wire.read_exactly(REQUEST_BYTES, timeout_s=REQUEST_S)
@@ -88,7 +95,7 @@ async def serve_one(
         blob = lookup(wire.peer, digest) if lookup else None
         # Slots are taken only now: streams that ask for nothing, or in vain, keep nobody waiting.
         if blob is None or offset > len(blob):
-            await _answer(wire, NOT_HELD, 0)
+            await _answer(wire, NOT_HELD, sections(wire.peer, digest) if sections else 0)
             await wire.wait_ended(timeout_s=END_S)
         else:
             bucket = pace(wire.peer, digest) if pace else None
@@ -214,7 +221,7 @@ class PrefixHash:
 def check_answer(peer: NodeKey, digest: Digest, length: int, status: int, total: int) -> None:
     """Raises NotHeld, PeerBusy, MalformedMessage (status) or MalformedPayload (another length)."""
     if status == NOT_HELD:
-        raise NotHeld(f"host {short(peer)} does not hold {short(digest)}")
+        raise NotHeld(f"host {short(peer)} does not hold {short(digest)}", held_sections=total)
     if status == BUSY:
         raise PeerBusy(f"host {short(peer)} serves as many transfers as it may")
     if status != OK:

@@ -74,8 +74,15 @@ class Announcer:
     """What a running learner tells the others, and what it sees of them."""
 
     def __init__(
-        self, options: NodeOptions, machine: LearnerMachine, locator: Locator, identity: Identity
+        self,
+        options: NodeOptions,
+        machine: LearnerMachine,
+        locator: Locator,
+        identity: Identity,
+        has_chunks: Callable[[], bool],
     ) -> None:
+        """has_chunks: whether some of a fragment that is not complete may be fetched here."""
+        self._has_chunks = has_chunks
         self._identity = identity
         self._options = options
         self._transport = locator.transport
@@ -88,15 +95,15 @@ class Announcer:
         )
 
     async def announce(self) -> None:
-        """Tells the swarm, again and again, that fragments may be fetched here: at once when the
-        first one is here, and when all are."""
+        """Tells the swarm, again and again, that weights may be fetched here: at once when the
+        first chunks are here, and when all are."""
         told: tuple[bool, bool] | None = None
         told_s = 0.0
         while True:
             fragments, now_s = self._machine.fragment_sync, time.monotonic()
-            now = fragments.has_any, fragments.is_held
+            now = fragments.has_any or self._has_chunks(), fragments.is_held
             is_due = now_s - told_s >= leader_discovery.ANNOUNCE_EVERY_S
-            if fragments.has_any and (now != told or is_due):
+            if now[0] and (now != told or is_due):
                 told, told_s = now, now_s
                 await self._announce_once()
             await asyncio.sleep(EAGER_S)

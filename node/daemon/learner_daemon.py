@@ -205,7 +205,6 @@ class LearnerDaemon:
             ask=self._look_at_swarm,
             on_fault=lambda error: on_fault(self.machine.context.leader or b"", error),
         )
-        self.announcer = Announcer(options, self.machine, self.locator, identity)
         self.moments = MomentsPort(self.locator, self.trainer, on_fault)
         self.prober = ProbePort(self.locator, self.trainer, on_fault)
         self.parts = PartsPort(
@@ -227,6 +226,9 @@ class LearnerDaemon:
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=on_fault,
         )
+        self.announcer = Announcer(
+            options, self.machine, self.locator, identity, has_chunks=lambda: self.fetcher.has_any
+        )
         self.reporter = StatusReporter(self)
         self.sampler = Sampler(
             options.settings().learner,
@@ -246,6 +248,7 @@ class LearnerDaemon:
         self.transport.serve_blobs(
             lambda peer, digest: self._find_blob(peer, digest, giving),
             lambda _, digest: donated if self._is_weights(digest) else None,
+            lambda _, digest: self.fetcher.held_sections(digest),
         )
         self.transport.is_member = self._is_member
 
@@ -256,6 +259,7 @@ class LearnerDaemon:
             may_give = payload is not None and giving.may_give(len(payload), time.monotonic())
             return payload if may_give else None
         held = self.blob_store.get(digest) or self.pinned_files.find(digest)
+        held = held or self.fetcher.find(digest)
         return held or self.held_base.find(digest) or self.published.find(digest)
 
     def _is_weights(self, digest: bytes) -> bool:
@@ -263,7 +267,8 @@ class LearnerDaemon:
         model, shards of data."""
         if self.blob_store.is_grouped(digest) or self.bank.is_merged(digest):
             return True
-        return (self.held_base.find(digest) or self.published.find(digest)) is not None
+        found = self.fetcher.find(digest) or self.held_base.find(digest)
+        return (found or self.published.find(digest)) is not None
 
     def _is_member(self, key: bytes) -> bool:
         return self.machine.context.state.has_merges(key) or self._is_voter(key)
@@ -437,6 +442,7 @@ class LearnerDaemon:
             arrays, sources = assembly.arrays(), assembly.sources
         install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
         await self.trainer.in_pool(install)
+        self.fetcher.forget(job.fragment)  # The bank gives it from now on.
         return jobs.StateFetched(tuple(sources.items()))
 
     async def _start(self, job: jobs.StartTrainer) -> JobResult:

@@ -8,6 +8,7 @@ whatever happens to its donor.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,12 @@ from protocol.numerics import chunks
 
 F32 = NDArray[np.float32]
 
+Section = tuple[Digest, int]
+"""A section of one of the two arrays: the array's digest, and which of its `chunks.SECTIONS`."""
+
+HeldSections = Mapping[Digest, int]
+"""An array's digest -> one bit for each section of it that is held as a whole."""
+
 
 @dataclass(slots=True)
 class Part:
@@ -28,6 +35,8 @@ class Part:
     is_manifest: bool
     places: list[memoryview] = field(default_factory=list)
     """Where a chunk belongs: all-zero momentum repeats one chunk many times."""
+    sections: list[Section] = field(default_factory=list)
+    """The sections of the arrays that it belongs to."""
     asks: set[int] = field(default_factory=set)
     """Numbers of the requests that are under way."""
     failures: int = 0
@@ -46,8 +55,16 @@ class Assembly:
         self.sources: dict[bytes, int] = {}
         """Donor -> bytes of chunks that it sent."""
         self.parts: dict[Digest, Part] = {}
-        self._idle: list[Digest] = []
-        """Chunks that nobody was asked for."""
+        self.held: dict[Digest, memoryview] = {}
+        """Chunks that are here."""
+        self.held_sections: dict[Digest, int] = {}
+        """Of each of the two arrays that some section is here: one bit for each."""
+        self._idle: dict[Section, list[Digest]] = {}
+        """Chunks that nobody was asked for, by the first section that they belong to."""
+        self._missing: dict[Section, int] = {}
+        """Different chunks of a section that have not arrived."""
+        self._begun: set[Section] = set()
+        """Sections of which a chunk was asked for."""
         self._numel = numel
         self._arrays: list[F32] = []
         self.manifest_bytes = chunks.manifest_bytes(self.size_bytes)
@@ -70,7 +87,7 @@ class Assembly:
     def unasked(self) -> int:
         """About how many requests could be made: an unknown manifest stands for its chunks."""
         unknown = sum(part.length // chunks.DIGEST_BYTES for _, part in self.manifests())
-        return len(self._idle) + unknown
+        return sum(map(len, self._idle.values())) + unknown
 
     def manifests(self) -> list[tuple[Digest, Part]]:
         """The manifests that have not arrived."""
@@ -83,17 +100,46 @@ class Assembly:
         assert self.is_complete, "it is complete before it is used"
         return self._arrays[0], self._arrays[1]
 
-    def pick_idle(self, rng: random.Random) -> Digest:
-        """Some chunk that nobody was asked for; it counts as asked for from now on."""
-        at = rng.randrange(len(self._idle))
-        self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]
-        return self._idle.pop()
+    def roots_lacking(self) -> list[Digest]:
+        """The arrays of which something has not arrived."""
+        lacking = {section[0] for section in self._missing} | {root for root, _ in self.manifests()}
+        return [root for root in (self.state.theta, self.state.momentum) if root in lacking]
+
+    def pick_idle(
+        self,
+        rng: random.Random,
+        held: HeldSections | None = None,
+        beside: HeldSections | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> Digest | None:
+        """Some chunk that nobody was asked for; it counts as asked for from now on.
+
+        One of a section that was begun, if there is one: others can fetch it here once it is whole.
+        held: of these sections only. beside: of none of these. share: only of those whose turn it
+        is, of so many turns. None where there is no such chunk.
+        """
+        found = [
+            section
+            for section in self._idle
+            if (held is None or _has(held, section))
+            and not (beside and _has(beside, section))
+            and (section[0][0] + section[1]) % share[1] == share[0]
+        ]
+        if not found:
+            return None
+        section = rng.choice([one for one in found if one in self._begun] or found)
+        digests = self._idle[section]
+        self._begun.add(section)
+        picked = digests.pop(rng.randrange(len(digests)))
+        if not digests:
+            del self._idle[section]
+        return picked
 
     def put_back(self, digest: Digest) -> None:
         """Nobody is asked for this chunk any more."""
         part = self.parts.get(digest)
         if part is not None and not part.is_manifest and not part.asks:
-            self._idle.append(digest)
+            self._idle.setdefault(part.sections[0], []).append(digest)
 
     def take_manifest(self, digest: Digest, content: memoryview) -> None:
         """The chunks of an array are known now."""
@@ -104,17 +150,34 @@ class Assembly:
         roots = (self.state.theta, self.state.momentum)
         for root, array in zip(roots, self._arrays, strict=True):
             if root == digest:
-                self._expect(content, memoryview(array.view(np.uint8).data))
+                self._expect(root, content, memoryview(array.view(np.uint8).data))
 
-    def _expect(self, manifest: memoryview, room: memoryview) -> None:
-        for name, (start, end) in zip(
-            chunks.digests(manifest), chunks.spans(self.size_bytes), strict=True
+    def _expect(self, root: Digest, manifest: memoryview, room: memoryview) -> None:
+        spans = chunks.spans(self.size_bytes)
+        for index, (name, (start, end)) in enumerate(
+            zip(chunks.digests(manifest), spans, strict=True)
         ):
+            section = root, chunks.section_of(index, len(spans))
+            self.held_sections[root] = self.held_sections.get(root, 0) | 1 << section[1]
+            if name == chunks.digest_of_zeros(end - start):
+                self._take_zeros(name, room[start:end])
+                continue
             part = self.parts.get(name)
             if part is None:
                 part = self.parts[name] = Part(end - start, is_manifest=False)
-                self._idle.append(name)
+                self._idle.setdefault(section, []).append(name)
             part.places.append(room[start:end])
+            if section not in part.sections:
+                part.sections.append(section)
+                self._missing[section] = self._missing.get(section, 0) + 1
+        for _, at in filter(lambda section: section[0] == root, self._missing):
+            self.held_sections[root] &= ~(1 << at)
+
+    def _take_zeros(self, digest: Digest, place: memoryview) -> None:
+        """What consists of zeros, as the momentum of a run that has just begun, need not come."""
+        place[:] = bytes(len(place))
+        self.done_bytes += len(place)
+        self.held[digest] = place
 
     def take_chunk(self, digest: Digest, content: memoryview, donor: bytes) -> None:
         """A chunk goes to all its places."""
@@ -122,4 +185,16 @@ class Assembly:
         for place in part.places:
             place[:] = content
             self.done_bytes += len(content)
+        self.held[digest] = part.places[0]
+        for section in part.sections:
+            self._missing[section] -= 1
+            if not self._missing[section]:
+                del self._missing[section]
+                root, at = section
+                self.held_sections[root] = self.held_sections.get(root, 0) | 1 << at
         self.sources[donor] = self.sources.get(donor, 0) + len(content)
+
+
+def _has(held: HeldSections, section: Section) -> bool:
+    root, at = section
+    return bool(held.get(root, 0) >> at & 1)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from protocol.backoff import Backoff
+from protocol.ids import Digest
 
 IN_FLIGHT_MIN = 2
 """Requests under way at one donor, however slow: while one ends and another begins, the line of
@@ -20,7 +21,6 @@ IN_FLIGHT_PER_DONOR_MAX = 10
 AHEAD_S = 2.0
 """What a donor sends within this is asked for ahead. Every chunk waits for some round trips, in
 which the line is idle unless other chunks are under way."""
-
 RATE_S_MIN = 0.1
 """Bytes over less time than this say nothing of a rate."""
 
@@ -32,6 +32,9 @@ RATE_FADES_S = 5.0
 
 ASK_AGAIN = Backoff((0.5, 1.0, 2.0, 4.0, 8.0))
 """A donor that lacked a version may be about to have it."""
+
+SECTIONS_AGAIN_S = 0.5
+"""One that has more of its sections than when it was asked last goes on getting some."""
 
 BUSY = Backoff((0.25, 0.5, 1.0, 2.0, 4.0, 8.0))
 """Rest of a donor that serves as many as it may; busy longer than all of these, it is shunned."""
@@ -99,6 +102,9 @@ class Donor:
     """Numbers of the requests under way."""
     holds: set[int] = field(default_factory=set)
     """Fragments whose wanted version it holds."""
+    sections: dict[int, dict[Digest, int]] = field(default_factory=dict)
+    """Fragment -> what it has of the two arrays of its wanted version, which it lacks as a whole:
+    one bit for each section."""
     taken: int = 0
     """Chunks asked of it so far."""
     chunk_s: float | None = None
@@ -110,6 +116,9 @@ class Donor:
     """Lower for a while after it was busy."""
     _lacks: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Fragment -> (when to ask again, how often it was asked in vain)."""
+    _misled: set[int] = field(default_factory=set)
+    """Fragments of which it lacked what it had said to have: asked ever more seldom, as if it had
+    nothing new."""
     _rest_until_s: float = 0.0
     _shunned_until_s: float = 0.0
     _failures: int = 0
@@ -210,13 +219,27 @@ class Donor:
     def hold(self, fragment: int) -> None:
         """It holds the wanted version."""
         self.holds.add(fragment)
+        self.sections.pop(fragment, None)
         self._lacks.pop(fragment, None)
 
     def lack(self, fragment: int, now_s: float) -> None:
         """It does not hold the wanted version."""
         self.holds.discard(fragment)
+        if self.sections.pop(fragment, None):
+            self._misled.add(fragment)
         _, times = self._lacks.get(fragment, (0.0, 0))
         self._lacks[fragment] = (now_s + ASK_AGAIN.pause_s(times), times + 1)
+
+    def has_sections(self, fragment: int, root: Digest, sections: int, now_s: float) -> None:
+        """It does not hold the wanted version, but so much of one of its arrays, which is some."""
+        self.holds.discard(fragment)
+        former = self.sections.setdefault(fragment, {})
+        _, times = self._lacks.get(fragment, (0.0, 0))
+        before = former.pop(root, 0 if fragment not in self._misled else sections)
+        times = times if before == sections else 0
+        former[root] = sections  # The last one is the one that was heard of last.
+        pause_s = max(SECTIONS_AGAIN_S, ASK_AGAIN.pause_s(times))
+        self._lacks[fragment] = (now_s + pause_s, times + 1)
 
     def busy(self, now_s: float) -> None:
         """It serves as many as it may."""
@@ -241,4 +264,6 @@ class Donor:
     def forget(self, fragment: int) -> None:
         """Another version of this fragment is wanted, or none."""
         self.holds.discard(fragment)
+        self.sections.pop(fragment, None)
         self._lacks.pop(fragment, None)
+        self._misled.discard(fragment)

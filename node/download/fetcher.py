@@ -21,6 +21,7 @@ from node.download.locator import DONORS_FRESH_S, Locator
 from node.download.planner import Ask, Planner, Progress, Trouble
 from node.machine.jobs import FetchState
 from protocol.errors import NotHeld, PeerBusy, RemoteError, TransientError, TransportLost
+from protocol.ids import Digest
 
 LOOK_EVERY_S = 0.25
 """Rests end, and what is slow shows, without anybody saying so."""
@@ -46,12 +47,13 @@ class StateFetcher:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self, rng: random.Random) -> None:
-        self.planner = Planner(rng)
+        self.planner = Planner(rng, self.transport.key)
 
     async def fetch(self, job: FetchState, numel: int) -> Assembly:
         """The complete state; a second try goes on where the first ended.
 
-        Raises TransientError when nobody who can be reached has it.
+        Others are given its chunks until it is forgotten. Raises TransientError when nobody who
+        can be reached has it.
         """
         assembly = self._assemblies.get(job.fragment)
         if assembly is None or assembly.state != job.state:
@@ -69,12 +71,27 @@ class StateFetcher:
                 del self._waiting[job.fragment]
                 self.planner.drop(job.fragment)
                 self._woken.set()
-        self.forget(job.fragment)
         return assembly
 
     def forget(self, fragment: int) -> None:
         """What was begun of this fragment is not needed any more."""
         self._assemblies.pop(fragment, None)
+
+    def find(self, digest: Digest) -> memoryview | None:
+        """A chunk that is here of what is not complete yet."""
+        for assembly in self._assemblies.values():
+            if (chunk := assembly.held.get(digest)) is not None:
+                return chunk
+        return None
+
+    def held_sections(self, root: Digest) -> int:
+        """What is here of the array whose manifest has this digest: one bit for each section."""
+        return max((one.held_sections.get(root, 0) for one in self._assemblies.values()), default=0)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether others can fetch a chunk here."""
+        return any(one.held for one in self._assemblies.values())
 
     def progress(self) -> Progress | None:
         """How far the downloads are; None while there are none."""
@@ -144,7 +161,10 @@ class StateFetcher:
         except (TransientError, RemoteError) as error:
             if isinstance(error, RemoteError):
                 self.on_fault(ask.donor, error)
-            self.planner.failed(ask.number, trouble_of(error), str(error), time.monotonic())
+            held_sections = error.held_sections if isinstance(error, NotHeld) else 0
+            self.planner.failed(
+                ask.number, trouble_of(error), str(error), time.monotonic(), held_sections
+            )
 
 
 def trouble_of(error: TransientError | RemoteError) -> Trouble:

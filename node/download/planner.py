@@ -3,11 +3,12 @@
 A learner that serves the manifest of a version is taken to hold its chunks until it says
 otherwise; each donor is asked for one of the two manifests of a fragment to find out. Chunks of
 the version with the fewest holders go first, and of these in an order that is drawn once, so that
-versions are complete before their holders move on to newer ones, and joiners that come together
-begin with different ones and give them to each other. Within a version the order is random. At the
-end a chunk that is slow to come is asked of a second donor, if that one is sure to be faster. The
-syncer is asked only for what no learner has, and beside learners that need long where it is much
-faster (`node.download.syncer_help`).
+versions are complete before their holders move on to newer ones. Within a version the order is
+random. Joiners that come together say which sections of a version they have, begin at the syncer
+with different ones, and give the chunks of these to each other. At the end a chunk that is slow to
+come is asked of a second donor, if that one is sure to be faster. The syncer is asked only for what
+no learner has, and beside learners that need long where it is much faster
+(`node.download.syncer_help`).
 
 Sans IO: the owner carries out what `asks` returns and reports each with `arrived` or `failed`.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from node.download import syncer_help
@@ -27,6 +28,7 @@ from node.download.syncer_help import Given, Help
 from node.download.throughput import WINDOW_S, ThroughputMeter
 from protocol import limits
 from protocol.ids import Digest, short
+from protocol.numerics import chunks
 
 IN_FLIGHT_MAX = 32
 """Requests under way in all: three donors on long fat lines; half of the streams that we open."""
@@ -120,6 +122,16 @@ class Want:
     trouble: str = "no known host has it"
 
 
+@dataclass(slots=True)
+class Probed:
+    """How far it is found out who holds a version."""
+
+    asked: set[bytes] = field(default_factory=set)
+    """Donors that are asked for one of its manifests just now."""
+    is_enough: bool = False
+    """More donors would be of no use; those that have sections of it are still asked for more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far all present downloads are."""
@@ -135,8 +147,10 @@ class Progress:
 class Planner:
     """All downloads of one joiner."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, key: bytes = b"") -> None:
+        """key: the joiner's own."""
         self.rng = rng
+        self.key = key
         self.meter = ThroughputMeter()
         self.asked: dict[int, Ask] = {}
         """Requests under way, by number."""
@@ -264,9 +278,12 @@ class Planner:
         want = self._wants.get(ask.fragment)
         if want is None:
             return
-        if ask.is_manifest:
+        is_of_values = ask.digest == want.assembly.state.theta
+        if ask.is_manifest and (is_of_values or not donor.is_joiner):
             donor.hold(ask.fragment)
             want.was_held = want.was_held or not donor.is_last_resort
+        elif ask.is_manifest and ask.fragment not in donor.holds:
+            donor.has_sections(ask.fragment, ask.digest, chunks.ALL_SECTIONS, now_s)
         part = want.assembly.parts.get(ask.digest)
         if part is None:
             return  # It only served to find out, or somebody else was faster.
@@ -290,8 +307,14 @@ class Planner:
                 self._fed_s = now_s
             self.meter.add(ask.donor, count, now_s)
 
-    def failed(self, number: int, trouble: Trouble, words: str, now_s: float) -> None:
-        """A request came to nothing; what it was for is asked of others."""
+    def failed(
+        self, number: int, trouble: Trouble, words: str, now_s: float, held_sections: int = 0
+    ) -> None:
+        """A request came to nothing; what it was for is asked of others.
+
+        held_sections: what the donor has of the array whose manifest it does not give, one bit for
+        each section.
+        """
         ask = self.asked.pop(number, None)
         if ask is None:
             return
@@ -299,7 +322,7 @@ class Planner:
         donor.ended(number)
         # Who is gone for long is gone for every piece: that says nothing of this one.
         is_of_part = trouble is Trouble.WRONG or (trouble is Trouble.GONE and not donor.is_gone)
-        self._judge(donor, ask, trouble, now_s)
+        self._judge(donor, ask, trouble, held_sections, now_s)
         want = self._wants.get(ask.fragment)
         if want is None:
             return
@@ -406,7 +429,7 @@ class Planner:
                 found = found or self._probe(donor, may, probed, now_s)
             found = (
                 found
-                or self._chunk(donor, may)
+                or self._chunk(donor, may, now_s)
                 or self._probe(donor, may, probed, now_s)
                 or self._second(donor, may, now_s)
             )
@@ -428,27 +451,74 @@ class Planner:
                     return want, digest
         return None
 
-    def _chunk(self, donor: Donor, wants: list[Want]) -> tuple[Want, Digest] | None:
+    def _chunk(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+        if donor.is_last_resort and self._has_joiners() and not self._help.is_on(now_s):
+            held = [want for want in wants if want.assembly.fragment in donor.holds]
+            return self._chunk_of_nobody(held, now_s)
         for want in wants:
-            if want.assembly.fragment in donor.holds and want.assembly.has_idle_chunks:
-                return want, want.assembly.pick_idle(self.rng)
+            assembly, sections = want.assembly, None
+            if assembly.fragment not in donor.holds:
+                sections = donor.sections.get(assembly.fragment)
+                if sections is None:
+                    continue
+            digest = assembly.pick_idle(self.rng, sections) if assembly.has_idle_chunks else None
+            if digest is not None:
+                return want, digest
         return None
 
+    def _chunk_of_nobody(self, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
+        """One for the syncer: no joiner has it yet, nor will another one ask for it just now.
+
+        Each begins with a share of its own. When that is here it helps with those of others.
+        """
+        others = sorted(one.key for one in self._donors.values() if one.is_joiner and one.is_listed)
+        turn = sum(key < self.key for key in others)
+        for share in ((turn, len(others) + 1), (0, 1)):
+            for want in wants:
+                if not want.assembly.has_idle_chunks:
+                    continue
+                beside = self._sections_of_joiners(want.assembly.fragment, now_s)
+                digest = want.assembly.pick_idle(self.rng, None, beside, share)
+                if digest is not None:
+                    return want, digest
+        return None
+
+    def _sections_of_joiners(self, fragment: int, now_s: float) -> dict[Digest, int]:
+        """What one joiner or another has of a fragment."""
+        found: dict[Digest, int] = {}
+        for donor in self._donors.values():
+            if donor.is_listed and not donor.is_shunned(now_s):
+                for root, sections in donor.sections.get(fragment, {}).items():
+                    found[root] = found.get(root, 0) | sections
+        return found
+
     def _probe(
-        self, donor: Donor, wants: list[Want], probed: dict[int, set[bytes]], now_s: float
+        self, donor: Donor, wants: list[Want], probed: dict[int, Probed], now_s: float
     ) -> tuple[Want, Digest] | None:
         """A manifest of a version of which it is not known whether this donor holds it."""
         for want in wants:
             fragment = want.assembly.fragment
-            asked = probed.get(fragment)
-            if asked is None or donor.key in asked or not donor.is_unknown(fragment, now_s):
-                continue
-            # One of those that are missing, so that two donors bring both; any will do to find out.
-            missing = want.assembly.manifests()
-            if missing:
-                return want, min(missing, key=lambda found: len(found[1].asks))[0]
-            return want, want.assembly.state.theta
+            found = probed[fragment]
+            is_of_use = not found.is_enough or fragment in donor.sections
+            if is_of_use and donor.key not in found.asked and donor.is_unknown(fragment, now_s):
+                return want, self._telling(want.assembly, donor)
         return None
+
+    def _telling(self, assembly: Assembly, donor: Donor) -> Digest:
+        """The manifest by which it is found out what a donor has.
+
+        Of one that has everything either will do, so two such donors bring both. One that joins is
+        asked for that of the values: its momentum may be nothing but zeros, and then that of many
+        fragments. Where it has some sections it is that of which was heard longest ago.
+        """
+        missing = assembly.manifests()
+        if missing and not donor.is_joiner:
+            return min(missing, key=lambda found: len(found[1].asks))[0]
+        told = list(donor.sections.get(assembly.fragment, ()))
+        lacking = assembly.roots_lacking()
+        if not told or not lacking:
+            return assembly.state.theta
+        return min(lacking, key=lambda root: told.index(root) if root in told else -1)
 
     def _second(self, donor: Donor, wants: list[Want], now_s: float) -> tuple[Want, Digest] | None:
         """The chunk that lets us wait longest for the donors that were asked for it, if this one is
@@ -519,17 +589,19 @@ class Planner:
             for donor in self._donors.values()
         )
 
-    def _probed(self, wants: list[Want], now_s: float) -> dict[int, set[bytes]]:
-        """Who is asked for a manifest of each version that more holders are looked for."""
-        probed: dict[int, set[bytes]] = {want.assembly.fragment: set() for want in wants}
+    def _probed(self, wants: list[Want], now_s: float) -> dict[int, Probed]:
+        """How far it is found out who holds each version."""
+        probed = {want.assembly.fragment: Probed() for want in wants}
         for ask in self.asked.values():
             if ask.is_manifest and ask.fragment in probed:
-                probed[ask.fragment].add(ask.donor)
-        for want in wants:
-            fragment = want.assembly.fragment
-            holders = sum(fragment in donor.holds for donor in self._donors.values())
-            if holders + len(probed[fragment]) >= SOURCES_MAX and not self._help.is_on(now_s):
-                del probed[fragment]
+                probed[ask.fragment].asked.add(ask.donor)
+        for fragment, found in probed.items():
+            sources = len(found.asked) + sum(
+                fragment in donor.holds or fragment in donor.sections
+                for donor in self._donors.values()
+                if donor.key not in found.asked
+            )
+            found.is_enough = sources >= SOURCES_MAX and not self._help.is_on(now_s)
         return probed
 
     def _may_ask(self, donor: Donor, want: Want, now_s: float) -> bool:
@@ -577,8 +649,12 @@ class Planner:
             for donor in self._donors.values()
         )
 
-    def _judge(self, donor: Donor, ask: Ask, trouble: Trouble, now_s: float) -> None:
+    def _judge(
+        self, donor: Donor, ask: Ask, trouble: Trouble, held_sections: int, now_s: float
+    ) -> None:
         match trouble:
+            case Trouble.NOT_HELD if held_sections and ask.is_manifest:
+                donor.has_sections(ask.fragment, ask.digest, held_sections, now_s)
             case Trouble.NOT_HELD:
                 donor.lack(ask.fragment, now_s)
             case Trouble.BUSY:

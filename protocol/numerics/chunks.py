@@ -8,6 +8,7 @@ digest can fetch each of them from anybody.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,11 @@ from protocol.numerics.workers import ALONE, Workers
 
 DIGEST_BYTES = 32
 
+SECTIONS = 64
+"""Of an array's chunks: who has only some of them says so by one bit for each section."""
+
+ALL_SECTIONS = (1 << SECTIONS) - 1
+
 
 def spans(size_bytes: int) -> list[tuple[int, int]]:
     """Start and end of each chunk of a state of this size, in order."""
@@ -31,6 +37,17 @@ def spans(size_bytes: int) -> list[tuple[int, int]]:
 def manifest_bytes(size_bytes: int) -> int:
     """How long the manifest of a state of this size is."""
     return DIGEST_BYTES * -(-size_bytes // limits.STATE_CHUNK_BYTES)
+
+
+def section_of(index: int, count: int) -> int:
+    """In which of the `SECTIONS` of an array of so many chunks this one lies: 0 to 63."""
+    return index * SECTIONS // count
+
+
+@functools.lru_cache
+def digest_of_zeros(length: int) -> bytes:
+    """The digest of a chunk of so many bytes that are all zero."""
+    return blake3(bytes(length)).digest()
 
 
 def content(values: F32) -> memoryview:

@@ -165,6 +165,22 @@ def test_a_relayed_peer_is_not_dialled(tmp_path):
     run(main())
 
 
+def test_what_is_not_held_comes_with_the_sections_that_are(tmp_path):
+    sections = 1 << 63 | 0b1011
+
+    async def main():
+        async with sides(tmp_path) as (one, two):
+            one.bulk.serve(lambda *_: None, None, lambda *_: sections)
+            for _ in range(2):  # Over a stream, then over the channel.
+                with pytest.raises(NotHeld) as told:
+                    await two.fetch(one, SMALL)
+                assert told.value.held_sections == sections
+                await agree(two, one)
+            assert two.streams == 1
+
+    run(main())
+
+
 def has_grown(asker, other):
     """Wants more each time: a wish that comes before the end of a negotiation is not kept."""
     asker.channels.wanted(other.key, len(BLOB), 1.0)

@@ -1,8 +1,8 @@
 """Joiners of one swarm in virtual time: each has the daemon's planner, and gives what it has.
 
 Every host has a line up and a line down; what it sends or gets waits there, piece by piece, in the
-order in which it came. A joiner offers a fragment once all of it is there, and is listed in the
-swarm's table from then on, as what holds a part.
+order in which it came. A joiner offers every chunk that is there, and is listed in the swarm's
+table from the first one on, as what holds some.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from node.download.assembly import F32, Assembly
 from node.download.planner import Ask, Planner, Trouble
 from protocol.ids import Digest
+from protocol.numerics.chunks import ALL_SECTIONS
 from protocol.numerics.versions import state_manifests
 from tests.support.donors import LOOK_EVERY_S, is_whole
 
@@ -59,6 +60,17 @@ class Host:
         for name, blob in state_manifests(theta, momentum).blobs(theta, momentum):
             self.blobs[name] = memoryview(blob)
 
+    def held_sections(self, root: Digest) -> int:
+        """What it has of an array that it does not hold as a whole."""
+        return 0
+
+
+class Liar(Host):
+    """Says that it has every section of everything, and gives nothing."""
+
+    def held_sections(self, root: Digest) -> int:
+        return ALL_SECTIONS
+
 
 @dataclass(eq=False, slots=True)
 class Joiner(Host):
@@ -73,6 +85,9 @@ class Joiner(Host):
     look_s: float = -1.0
     """When it looks next, at the latest."""
 
+    def held_sections(self, root: Digest) -> int:
+        return max((one.held_sections.get(root, 0) for one in self.assemblies), default=0)
+
 
 class Crowd:
     """A syncer, learners that hold everything, and joiners that come all at once."""
@@ -83,15 +98,19 @@ class Crowd:
         joiners: int,
         *,
         learners: int = 0,
+        liars: int = 0,
         syncer_bytes_per_s: float,
         up_bytes_per_s: float,
         down_bytes_per_s: float,
         delay_s: float = 0.05,
         gives: bool = True,
+        scale: int = 1,
         seed: int = 0,
     ) -> None:
-        """gives: whether joiners give what they have."""
+        """gives: whether joiners give what they have. scale: a byte of a chunk stands for so many,
+        and one of a manifest, which gets no shorter with its chunks, for one."""
         self.states, self.delay_s, self.now_s = states, delay_s, 0.0
+        self._scale = scale
         self._gives = gives
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -102,11 +121,13 @@ class Crowd:
             Joiner(
                 b"joiner %d" % at,
                 *map(Way, lines),
-                planner=Planner(random.Random(f"joiner {at} {seed}")),
+                planner=Planner(random.Random(f"joiner {at} {seed}"), b"joiner %d" % at),
             )
             for at in range(joiners)
         ]
-        self.hosts = {one.key: one for one in (self.syncer, *self.learners, *self.joiners)}
+        self.liars = [Liar(b"liar %d" % at, *map(Way, lines)) for at in range(liars)]
+        hosts = (self.syncer, *self.learners, *self.liars, *self.joiners)
+        self.hosts = {one.key: one for one in hosts}
         for one in (self.syncer, *self.learners):
             for state in states:
                 one.hold(state)
@@ -147,7 +168,7 @@ class Crowd:
             other.key
             for other in self.joiners
             if self._gives and other is not one and other.listed_s is not None
-        ]
+        ] + [liar.key for liar in self.liars]
         one.planner.know(learners, self.syncer.key, self.now_s, joiners=others)
         self.at(self.now_s + KNOW_EVERY_S, partial(self._know, one))
 
@@ -156,7 +177,6 @@ class Crowd:
         for assembly, trouble in planner.ended(self.now_s):
             assert trouble is None, trouble
             one.hold(self.states[assembly.fragment])
-            one.listed_s = self.now_s if one.listed_s is None else one.listed_s
         one.cancelled.update(planner.cancelled())
         for ask in planner.asks(self.now_s):
             self.at(self.now_s + self.delay_s, partial(self._serve, one, ask))
@@ -171,15 +191,17 @@ class Crowd:
     def _serve(self, one: Joiner, ask: Ask) -> None:
         host = self.hosts[ask.donor]
         if ask.digest not in host.blobs:
-            self.at(self.now_s + self.delay_s, partial(self._lacks, one, ask))
+            sections = host.held_sections(ask.digest)
+            self.at(self.now_s + self.delay_s, partial(self._lacks, one, ask, sections))
             return
-        host.serving.append((one, ask, ask.length))
+        length = -(-ask.length // self._scale) if ask.is_manifest else ask.length
+        host.serving.append((one, ask, length))
         if not host.is_sending:
             self._send(host)
 
-    def _lacks(self, one: Joiner, ask: Ask) -> None:
+    def _lacks(self, one: Joiner, ask: Ask, sections: int) -> None:
         if ask.number not in one.cancelled:
-            one.planner.failed(ask.number, Trouble.NOT_HELD, "not held", self.now_s)
+            one.planner.failed(ask.number, Trouble.NOT_HELD, "not held", self.now_s, sections)
             self._look(one)
 
     def _send(self, host: Host) -> None:
@@ -208,5 +230,9 @@ class Crowd:
             return
         one.planner.received(ask.number, piece, self.now_s)
         if is_last:
-            one.planner.arrived(ask.number, self.hosts[ask.donor].blobs[ask.digest], self.now_s)
+            blob = self.hosts[ask.donor].blobs[ask.digest]
+            one.planner.arrived(ask.number, blob, self.now_s)
+            if not ask.is_manifest:
+                one.blobs[ask.digest] = blob
+                one.listed_s = self.now_s if one.listed_s is None else one.listed_s
             self._look(one)

@@ -458,13 +458,13 @@ def test_what_was_not_begun_fails_at_once_when_a_newer_version_is_committed():
     assert 0 < troubles.count(None) < 4
 
 
-def test_zeros_are_fetched_once():
+def test_zeros_need_not_be_fetched():
     state = a_state(16, chunks=20, is_fresh=True)
     net = FakeNet(donors(2, state))
     assembly = net.want(0, state)
     net.run()
     assert is_whole(assembly, state)
-    assert sum(assembly.sources.values()) == assembly.size_bytes + 4096 + 2048
+    assert sum(assembly.sources.values()) == assembly.size_bytes
     assert assembly.done_bytes == assembly.total_bytes
 
 
