@@ -7,6 +7,7 @@ whatever happens to its donor.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,10 +62,12 @@ class Assembly:
         """Of each of the two arrays that some section is here: one bit for each."""
         self._idle: dict[Section, list[Digest]] = {}
         """Chunks that nobody was asked for, by the first section that they belong to."""
+        self._idle_sections: dict[Digest, int] = {}
+        """The same as bits of each array."""
         self._missing: dict[Section, int] = {}
         """Different chunks of a section that have not arrived."""
-        self._begun: set[Section] = set()
-        """Sections of which a chunk was asked for."""
+        self._begun: dict[Digest, int] = {}
+        """Sections of which a chunk was asked for, as bits."""
         self._numel = numel
         self._arrays: list[F32] = []
         self.manifest_bytes = chunks.manifest_bytes(self.size_bytes)
@@ -118,28 +121,30 @@ class Assembly:
         held: of these sections only. beside: of none of these. share: only of those whose turn it
         is, of so many turns. None where there is no such chunk.
         """
-        found = [
-            section
-            for section in self._idle
-            if (held is None or _has(held, section))
-            and not (beside and _has(beside, section))
-            and (section[0][0] + section[1]) % share[1] == share[0]
-        ]
+        found = {}
+        for root, idle in self._idle_sections.items():
+            may = idle if held is None else idle & held.get(root, 0)
+            may &= ~(beside.get(root, 0) if beside else 0)
+            if may := may & _share(root[0], *share):
+                found[root] = may
         if not found:
             return None
-        section = rng.choice([one for one in found if one in self._begun] or found)
-        digests = self._idle[section]
-        self._begun.add(section)
+        begun = {root: found[root] & self._begun.get(root, 0) for root in found}
+        root = rng.choice([root for root in found if begun[root]] or list(found))
+        at = rng.choice(_bits(begun[root] or found[root]))
+        self._begun[root] = self._begun.get(root, 0) | 1 << at
+        digests = self._idle[root, at]
         picked = digests.pop(rng.randrange(len(digests)))
         if not digests:
-            del self._idle[section]
+            del self._idle[root, at]
+            self._idle_sections[root] &= ~(1 << at)
         return picked
 
     def put_back(self, digest: Digest) -> None:
         """Nobody is asked for this chunk any more."""
         part = self.parts.get(digest)
         if part is not None and not part.is_manifest and not part.asks:
-            self._idle.setdefault(part.sections[0], []).append(digest)
+            self._add_idle(part.sections[0], digest)
 
     def take_manifest(self, digest: Digest, content: memoryview) -> None:
         """The chunks of an array are known now."""
@@ -165,13 +170,18 @@ class Assembly:
             part = self.parts.get(name)
             if part is None:
                 part = self.parts[name] = Part(end - start, is_manifest=False)
-                self._idle.setdefault(section, []).append(name)
+                self._add_idle(section, name)
             part.places.append(room[start:end])
             if section not in part.sections:
                 part.sections.append(section)
                 self._missing[section] = self._missing.get(section, 0) + 1
         for _, at in filter(lambda section: section[0] == root, self._missing):
             self.held_sections[root] &= ~(1 << at)
+
+    def _add_idle(self, section: Section, digest: Digest) -> None:
+        root, at = section
+        self._idle.setdefault(section, []).append(digest)
+        self._idle_sections[root] = self._idle_sections.get(root, 0) | 1 << at
 
     def _take_zeros(self, digest: Digest, place: memoryview) -> None:
         """What consists of zeros, as the momentum of a run that has just begun, need not come."""
@@ -195,6 +205,11 @@ class Assembly:
         self.sources[donor] = self.sources.get(donor, 0) + len(content)
 
 
-def _has(held: HeldSections, section: Section) -> bool:
-    root, at = section
-    return bool(held.get(root, 0) >> at & 1)
+@functools.lru_cache(1024)
+def _share(first: int, turn: int, turns: int) -> int:
+    """The sections whose turn it is, as bits; which one is first is for the array to say."""
+    return sum(1 << at for at in range(chunks.SECTIONS) if (first + at) % turns == turn)
+
+
+def _bits(mask: int) -> list[int]:
+    return [at for at in range(mask.bit_length()) if mask >> at & 1]
