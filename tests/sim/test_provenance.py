@@ -199,7 +199,7 @@ FAULTS = {
         "not the displacement",
     ),
     "e-restart-with-displacement": (restart_with_displacement, {}, "a trainer that is gone"),
-    "counters-not-reset": (counters_not_reset, {}, "claims"),
+    "counters-not-reset": (counters_not_reset, {}, "claim"),
     "displacement-not-reduced": (displacement_not_reduced, {}, "merged before"),
     "displacement-lost": (displacement_lost, {}, "lacks"),
     "lease-to-two": (lease_to_two, {}, "leased twice"),
