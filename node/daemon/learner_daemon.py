@@ -227,7 +227,11 @@ class LearnerDaemon:
             on_fault=on_fault,
         )
         self.announcer = Announcer(
-            options, self.machine, self.locator, identity, has_chunks=lambda: self.fetcher.has_any
+            options,
+            self.machine,
+            self.locator,
+            identity,
+            has_chunks=lambda: self.fetcher.assemblies.has_any,
         )
         self.reporter = StatusReporter(self)
         self.sampler = Sampler(
@@ -248,7 +252,7 @@ class LearnerDaemon:
         self.transport.serve_blobs(
             lambda peer, digest: self._find_blob(peer, digest, giving),
             lambda _, digest: donated if self._is_weights(digest) else None,
-            lambda _, digest: self.fetcher.held_sections(digest),
+            lambda _, digest: self.fetcher.assemblies.held_sections(digest),
         )
         self.transport.is_member = self._is_member
 
@@ -259,7 +263,7 @@ class LearnerDaemon:
             may_give = payload is not None and giving.may_give(len(payload), time.monotonic())
             return payload if may_give else None
         held = self.blob_store.get(digest) or self.pinned_files.find(digest)
-        held = held or self.fetcher.find(digest)
+        held = held or self.fetcher.assemblies.find(digest)
         return held or self.held_base.find(digest) or self.published.find(digest)
 
     def _is_weights(self, digest: bytes) -> bool:
@@ -267,7 +271,7 @@ class LearnerDaemon:
         model, shards of data."""
         if self.blob_store.is_grouped(digest) or self.bank.is_merged(digest):
             return True
-        found = self.fetcher.find(digest) or self.held_base.find(digest)
+        found = self.fetcher.assemblies.find(digest) or self.held_base.find(digest)
         return (found or self.published.find(digest)) is not None
 
     def _is_member(self, key: bytes) -> bool:
@@ -442,7 +446,7 @@ class LearnerDaemon:
             arrays, sources = assembly.arrays(), assembly.sources
         install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
         await self.trainer.in_pool(install)
-        self.fetcher.forget(job.fragment)  # The bank gives it from now on.
+        self.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
         return jobs.StateFetched(tuple(sources.items()))
 
     async def _start(self, job: jobs.StartTrainer) -> JobResult:
@@ -483,7 +487,7 @@ class LearnerDaemon:
         self.counts.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(payload))
         await self.trainer.in_pool(advance)
-        self.fetcher.forget(merged.fragment)
+        self.fetcher.assemblies.forget(merged.fragment)
         return jobs.Advanced()
 
     async def _payload(self, merged: FragmentMerged) -> memoryview:

@@ -16,12 +16,12 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from host.transport import Transport
+from node.download.assemblies import Assemblies
 from node.download.assembly import Assembly
 from node.download.locator import DONORS_FRESH_S, Locator
 from node.download.planner import Ask, Planner, Progress, Trouble
 from node.machine.jobs import FetchState
 from protocol.errors import NotHeld, PeerBusy, RemoteError, TransientError, TransportLost
-from protocol.ids import Digest
 
 LOOK_EVERY_S = 0.25
 """Rests end, and what is slow shows, without anybody saying so."""
@@ -39,8 +39,7 @@ class StateFetcher:
     """Says which version of a fragment is committed."""
     on_fault: Callable[[bytes, RemoteError], None]
     planner: Planner = field(init=False)
-    _assemblies: dict[int, Assembly] = field(default_factory=dict)
-    """What was begun, also where a try failed."""
+    assemblies: Assemblies = field(default_factory=Assemblies)
     _waiting: dict[int, asyncio.Future[Assembly]] = field(default_factory=dict)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,13 +51,10 @@ class StateFetcher:
     async def fetch(self, job: FetchState, numel: int) -> Assembly:
         """The complete state; a second try goes on where the first ended.
 
-        Others are given its chunks until it is forgotten. Raises TransientError when nobody who
-        can be reached has it.
+        Others are given its chunks until `assemblies` forgets it. Raises TransientError when nobody
+        who can be reached has it.
         """
-        assembly = self._assemblies.get(job.fragment)
-        if assembly is None or assembly.state != job.state:
-            assembly = Assembly(job.fragment, job.version, job.state, numel)
-            self._assemblies[job.fragment] = assembly
+        assembly = self.assemblies.begin(job, numel)
         done = asyncio.get_running_loop().create_future()
         self._waiting[job.fragment] = done
         self.planner.want(assembly)
@@ -72,26 +68,6 @@ class StateFetcher:
                 self.planner.drop(job.fragment)
                 self._woken.set()
         return assembly
-
-    def forget(self, fragment: int) -> None:
-        """What was begun of this fragment is not needed any more."""
-        self._assemblies.pop(fragment, None)
-
-    def find(self, digest: Digest) -> memoryview | None:
-        """A chunk that is here of what is not complete yet."""
-        for assembly in self._assemblies.values():
-            if (chunk := assembly.held.get(digest)) is not None:
-                return chunk
-        return None
-
-    def held_sections(self, root: Digest) -> int:
-        """What is here of the array whose manifest has this digest: one bit for each section."""
-        return max((one.held_sections.get(root, 0) for one in self._assemblies.values()), default=0)
-
-    @property
-    def has_any(self) -> bool:
-        """Whether others can fetch a chunk here."""
-        return any(one.held for one in self._assemblies.values())
 
     def progress(self) -> Progress | None:
         """How far the downloads are; None while there are none."""

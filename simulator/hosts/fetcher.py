@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from node.download.assemblies import Assemblies
 from node.download.assembly import Assembly
 from node.download.planner import Ask, Planner, Trouble
 from node.machine.jobs import FetchState
@@ -23,17 +24,15 @@ class SimFetcher:
 
     def __init__(self, host: SimLearner) -> None:
         self.host, self.world, self.life = host, host.world, host.life
-        self.planner = Planner(random.Random(f"donors {host.name} {self.world.seed} {self.life}"))
-        self._assemblies: dict[int, Assembly] = {}
+        rng = random.Random(f"donors {host.name} {self.world.seed} {self.life}")
+        self.planner = Planner(rng, host.key)
+        self.assemblies = Assemblies()
         self._answers: dict[int, Callable[[Assembly | str], None]] = {}
         self._known_s = -KNOW_EVERY_S
 
     def fetch(self, job: FetchState, numel: int, answer: Callable[[Assembly | str], None]) -> None:
         """Answers once, with the complete state or the reason why there is none."""
-        assembly = self._assemblies.get(job.fragment)
-        if assembly is None or assembly.state != job.state:
-            assembly = Assembly(job.fragment, job.version, job.state, numel)
-            self._assemblies[job.fragment] = assembly
+        assembly = self.assemblies.begin(job, numel)
         was_idle = self.planner.is_idle
         self.planner.want(assembly)
         self._answers[job.fragment] = answer
@@ -58,8 +57,6 @@ class SimFetcher:
             planner.supersede(fragment, fragments[fragment].version)
         for assembly, trouble in planner.ended(now_s):
             answer = self._answers.pop(assembly.fragment)
-            if trouble is None:
-                del self._assemblies[assembly.fragment]
             # Told later: an answer may ask for the next download.
             self.world.after(0.0, partial(answer, assembly if trouble is None else trouble))
         planner.cancelled()
@@ -70,14 +67,13 @@ class SimFetcher:
     def _finish(self, ask: Ask) -> None:
         if self.host.life != self.life:
             return
-        now_s, blob_store = self.world.now_s, self.host.reach(ask.donor)
-        if blob_store is None:
-            self.planner.failed(ask.number, Trouble.GONE, "unreachable", now_s)
-        else:
-            blob = blob_store.get(ask.digest)
-            if blob is None:
-                self.planner.failed(ask.number, Trouble.NOT_HELD, "not held", now_s)
-            else:
+        now_s, given = self.world.now_s, self.host.given_by(ask.donor, ask.digest)
+        match given:
+            case None:
+                self.planner.failed(ask.number, Trouble.GONE, "unreachable", now_s)
+            case int(held_sections):
+                self.planner.failed(ask.number, Trouble.NOT_HELD, "not held", now_s, held_sections)
+            case chunk:
                 self.planner.received(ask.number, ask.length, now_s)
-                self.planner.arrived(ask.number, blob, now_s)
+                self.planner.arrived(ask.number, chunk, now_s)
         self._look()

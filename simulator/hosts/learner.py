@@ -314,11 +314,16 @@ class SimLearner(Host):
         syncers = [one for one in self.syncer_hosts if self.world.can_reach(self, one)]
         return [*self._reachable(), *syncers]
 
+    @property
+    def has_some(self) -> bool:
+        """Whether others can fetch some of the weights here."""
+        return self.learner.fragment_sync.has_any or self.fetcher.assemblies.has_any
+
     def announced(self) -> tuple[list[bytes], list[bytes]]:
         """Learners that say that they hold all weights, and those that hold some."""
         others = [one for one in self._others() if one.is_up]
         holders = [one.key for one in others if one.learner.fragment_sync.is_held]
-        some = [one.key for one in others if one.learner.fragment_sync.has_any]
+        some = [one.key for one in others if one.has_some]
         return holders, [key for key in some if key not in holders]
 
     def reach(self, key: bytes) -> BlobStore | None:
@@ -326,10 +331,24 @@ class SimLearner(Host):
         assert isinstance(host, SimLearner | SimSyncer)
         return host.blob_store if self.world.can_reach(self, host) else None
 
+    def given_by(self, key: bytes, digest: bytes) -> memoryview | int | None:
+        """What somebody gives of weights: the blob, or which sections of its array are there; None
+        where nobody answers."""
+        host = self.world.hosts[key]
+        assert isinstance(host, SimLearner | SimSyncer)
+        if not self.world.can_reach(self, host):
+            return None
+        blob = host.blob_store.get(digest)
+        if blob is None and isinstance(host, SimLearner):
+            begun = host.fetcher.assemblies
+            return begun.find(digest) or begun.held_sections(digest)
+        return 0 if blob is None else blob
+
     def _install(self, job: jobs.FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
+        self.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
         return jobs.StateFetched(tuple(got.sources.items()))
 
     def fetch_of_syncer(self, job: jobs.Advance, answer: Answer) -> None:
@@ -370,6 +389,7 @@ class SimLearner(Host):
             self.bank.advance(job.merged, bytes(payload))
         except CorruptState as error:
             return Failed(str(error))
+        self.fetcher.assemblies.forget(job.merged.fragment)
         return jobs.Advanced()
 
     def _start_trainer(self) -> object:

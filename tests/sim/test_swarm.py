@@ -19,6 +19,7 @@ from protocol.trace import (
 )
 from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.backends import Backend
+from simulator.virtual.network import NetworkModel
 from tests.support.choices import first
 from tests.support.swarm_faults import afflict
 
@@ -333,6 +334,22 @@ def test_a_joiner_takes_its_weights_from_many_learners_and_none_from_the_syncer(
     assert ready.from_syncer == 0
     assert swarm.syncer.key not in dict(ready.sources)
     assert len(ready.sources) >= 3
+
+
+def test_joiners_that_have_no_fragment_yet_give_each_other_chunks(monkeypatch):
+    monkeypatch.setattr(limits, "STATE_CHUNK_BYTES", 512)
+    of_syncer = total = 0
+    for seed in (1, 2, 3):
+        network = NetworkModel(bytes_per_s=4e3)
+        swarm = build_swarm(
+            seed, steps_s=(0.3,) * 5, tensors_of=(64, 64), join_s=0.5, network=network
+        )
+        swarm.world.run(45.0)
+        ready = facts(swarm, WeightsReady)
+        assert len(ready) == 5
+        of_syncer += sum(dict(one.sources).get(swarm.syncer.key, 0) for one in ready)
+        total += sum(count for one in ready for _, count in one.sources)
+    assert of_syncer < 0.5 * total  # 0.6 where they give whole fragments only.
 
 
 class HardText(Backend):

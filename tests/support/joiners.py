@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from node.download.assemblies import Assemblies
 from node.download.assembly import F32, Assembly
 from node.download.planner import Ask, Planner, Trouble
+from node.machine.jobs import FetchState
 from protocol.ids import Digest
 from protocol.numerics.chunks import ALL_SECTIONS
 from protocol.numerics.versions import state_manifests
@@ -77,6 +79,7 @@ class Joiner(Host):
     """Whoever wants everything."""
 
     planner: Planner = field(default_factory=lambda: Planner(random.Random(0)))
+    begun: Assemblies = field(default_factory=Assemblies)
     assemblies: list[Assembly] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)
     done_s: float | None = None
@@ -86,7 +89,7 @@ class Joiner(Host):
     """When it looks next, at the latest."""
 
     def held_sections(self, root: Digest) -> int:
-        return max((one.held_sections.get(root, 0) for one in self.assemblies), default=0)
+        return self.begun.held_sections(root)
 
 
 class Crowd:
@@ -136,8 +139,8 @@ class Crowd:
 
     def _begin(self, one: Joiner) -> None:
         for fragment, (theta, momentum) in enumerate(self.states):
-            digests = state_manifests(theta, momentum).digests
-            one.assemblies.append(Assembly(fragment, 1, digests, theta.size))
+            job = FetchState(fragment, 1, state_manifests(theta, momentum).digests)
+            one.assemblies.append(one.begun.begin(job, theta.size))
             one.planner.want(one.assemblies[-1])
         self._know(one)
         self._look(one)
