@@ -673,6 +673,8 @@ class NodeStatus(Struct, kw_only=True, tag="node"):
     """Of published data; None where every learner has them itself."""
     is_sharded: bool = False
     """Each of the ranks holds a part of the model."""
+    precision: str = ""
+    """In which the trainer computes; empty before the first one."""
 
 
 Status = SyncerStatus | NodeStatus

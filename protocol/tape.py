@@ -171,6 +171,8 @@ class ReplayClass(Struct, frozen=True, array_like=True):
     cpu: str
     """Machine type and model: libraries choose their arithmetic by it."""
     corpus: Digest | None
+    precision: str = "f32"
+    """Of the passes."""
 
     def differences(self, other: ReplayClass) -> list[str]:
         """What is not the same, as `name: this one's, not the other's`."""

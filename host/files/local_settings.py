@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 from protocol.errors import UserError
 
 Mode = Literal["always", "idle", "never"]
+Precision = Literal["auto", "f32"]
 Percent = Annotated[float, Meta(gt=0.0, le=100.0)]
 Bytes = Annotated[int, Meta(ge=0)]
 
@@ -65,6 +66,10 @@ class LearnerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "In a local step, within what the project allows; what suits the device otherwise.",
         ),
     ] = None
+    precision: Annotated[
+        Precision,
+        _about("", "Of forward and backward: f32, or auto: bf16 where that is faster."),
+    ] = "auto"
     compile: Annotated[
         bool, _about("", "Let torch.compile speed up the model; skipped where it fails.")
     ] = False

@@ -370,6 +370,7 @@ class StatusReporter:
         ready = self.daemon.trainer.ready
         return {
             "micro_batch": ready.micro_batch if ready else None,
+            "precision": ready.precision if ready else "",
             "batch_sequences": self.daemon.machine.context.batch_sequences,
         }
 

@@ -139,6 +139,7 @@ def trainer_configuration(
         sharded=owner.learner.sharded and not trainer,
         trainer=trainer,
         compiles=owner.learner.compile,
+        in_f32=owner.learner.precision == "f32",
         base_in_4_bits=owner.learner.base_in_4_bits,
         optimizer_in_8_bits=owner.learner.optimizer_in_8_bits,
         checkpoints_activations=owner.learner.checkpoint_activations,

@@ -1,7 +1,8 @@
 """The trainer that Shoal brings: models of `transformers`, AdamW or Muon, several devices.
 
 Every local step reads its batch in micro-batches whose gradients add up to that of the whole.
-Weights and moments are f32; on an accelerator the forward pass runs under bf16 autocast.
+Weights and moments are f32. The forward pass runs under bf16 autocast where that is faster
+(`node.trainer.loop.is_in_bf16`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import accelerate
@@ -304,8 +306,12 @@ class BuiltinTrainer:
     def _look(self, loss: LossSum, samples: Samples) -> Tensor:
         """What the model says of samples, without gradients wherever it is called."""
         piece = torch.from_numpy(samples).to(self.device)
-        with self.accelerator.autocast():
+        with self._measuring():
             return loss(self.model, piece)
+
+    def _measuring(self) -> AbstractContextManager[None]:
+        """In f32 on a processor: differences between pushes are small, and there is time."""
+        return nullcontext() if self.device.type == "cpu" else self.accelerator.autocast()
 
     def heldout_loss(self, samples: Samples, rest: Rest) -> float:
         """Cross-entropy in nats per token, or whatever else the model says, in f32-summed order."""

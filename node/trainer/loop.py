@@ -27,6 +27,7 @@ import accelerate
 import torch
 from blake3 import blake3
 
+from host.runtime import processor
 from node.trainer.failures import StepAbandoned
 from node.trainer.model import Floats, FragmentView
 from node.trainer.moments_view import MomentsView
@@ -36,6 +37,10 @@ from protocol.fragments import Layout
 from protocol.project import InnerSpec
 
 T_co = TypeVar("T_co", bound=Trainer, covariant=True)
+
+BF16_PARAMETERS_MIN: Final = 500_000
+"""On a processor. Smaller models lose more by conversions than they gain: benchmarks/bf16.py has
+the figures."""
 
 WARMUP_FLOOR_FRAC: Final = 0.1
 """The rise starts here, not at zero: progress stands still until the first merge is committed."""
@@ -297,11 +302,14 @@ def _left(inner: InnerSpec, progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (progress - inner.warmup_frac) / span)))
 
 
-def make_accelerator(device: str | None) -> accelerate.Accelerator:
-    """Device and precision: bf16 autocast where the device does it in hardware, else f32.
+def make_accelerator(
+    device: str | None, *, parameters: int = 0, in_f32: bool = False
+) -> accelerate.Accelerator:
+    """Device and precision: bf16 autocast where it makes passes faster, else f32.
 
-    `device` None takes what `accelerate` prefers. Process-wide: the first call decides. Raises
-    whatever torch raises where the device does not exist.
+    `device` None takes what `accelerate` prefers. parameters: of the model, frozen ones included;
+    on a processor small ones stay in f32. in_f32: whatever would be faster. Process-wide: the first
+    call decides. Raises whatever torch raises where the device does not exist.
     """
     if device == "xla":
         import_module("torch_xla")  # Without it torch knows no such device, and accelerate neither.
@@ -310,10 +318,21 @@ def make_accelerator(device: str | None) -> accelerate.Accelerator:
         os.environ["ACCELERATE_TORCH_DEVICE"] = device
     on_cpu = device == "cpu"
     kind = accelerate.PartialState(cpu=on_cpu).device.type
-    # Devices that would only emulate it are faster in f32.
-    on_cuda = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    has_bf16 = on_cuda or kind in ("xpu", "xla")
-    return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if has_bf16 else "no")
+    is_bf16 = not in_f32 and is_in_bf16(kind, parameters)
+    return accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if is_bf16 else "no")
+
+
+def is_in_bf16(kind: str, parameters: int) -> bool:
+    """Whether passes of a model of so many parameters are faster in bf16 on a device of this kind.
+
+    One that has no instructions for it would only emulate it, which is slower than f32.
+    """
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if kind == "cpu":
+        has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        return parameters >= BF16_PARAMETERS_MIN and has_kernels and processor.has_bf16()
+    return kind in ("xpu", "xla")
 
 
 def best_kind() -> str:

@@ -37,6 +37,7 @@ from protocol.project import Genesis, InnerSpec
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
 
     from node.trainer.capture import Copies
     from node.trainer.images.image_set import ImageSet
@@ -105,9 +106,7 @@ class TrainerSetup:
 
             from node.trainer import capture, loop, memory_limits, model
         torch.set_num_threads(configure.threads)
-        with self._phase("device"), _failing_device():
-            accelerator = loop.make_accelerator(_device(configure, others))
-            memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
+        accelerator = self._device_for(configure, genesis, others)
         has_room = accelerator.device.type != "cpu"
         adjustments = list(text.facts.notes) if text is not None else []
         self._sharing = self._found_to_share(configure, accelerator.device, adjustments)
@@ -285,6 +284,22 @@ class TrainerSetup:
         assert isinstance(moments, sharded.ShardedMoments)
         sharded.follow(order, trainer, view, moments)
 
+    def _device_for(
+        self, configure: messages.Configure, genesis: Genesis, others: OtherRanks | None
+    ) -> Accelerator:
+        """The device of this rank, no more of its memory than may be taken, and the precision."""
+        from node.trainer import loop, memory_limits
+
+        with self._phase("device"), _failing_device():
+            accelerator = loop.make_accelerator(
+                _device(configure, others),
+                parameters=_parameters(genesis),
+                in_f32=configure.in_f32,
+            )
+            memory_limits.limit_device_memory(accelerator.device, configure.gpu_memory_frac)
+        self.precision = "bf16" if accelerator.mixed_precision == "bf16" else "f32"
+        return accelerator
+
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         started = time.monotonic()
@@ -309,6 +324,7 @@ class TrainerSetup:
             batch_sequences=self.loop.inner.batch_sequences,
             in_low_bits=self._in_low_bits,
             is_sharded=self._sharing is not None,
+            precision=self.precision,
         )
 
     def _devices(self) -> str:
@@ -443,6 +459,13 @@ def limit_threads(threads: int) -> None:
         os.environ[name] = str(threads)
     if "torch" in sys.modules:  # A fork server had loaded it already.
         sys.modules["torch"].set_num_threads(threads)
+
+
+def _parameters(genesis: Genesis) -> int:
+    """All that a pass goes through, frozen ones included."""
+    trained = sum(one.numel for one in genesis.model.tensors)
+    frozen = genesis.adapter.frozen if genesis.adapter is not None else ()
+    return trained + sum(one.numel for one in frozen)
 
 
 def _device(configure: messages.Configure, others: OtherRanks | None) -> str | None:

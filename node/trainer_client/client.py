@@ -577,7 +577,9 @@ class TrainerPort:
                 inner=inner.with_batch(ready.batch_sequences),
                 micro_batch=ready.micro_batch,
                 seed_salt=told.seed_salt,
-                replay_class=replay_class(how, told.threads, ready.corpus_digest),
+                replay_class=replay_class(
+                    how, told.threads, ready.corpus_digest, precision=ready.precision
+                ),
                 drops_error_feedback=drops,
             )
 

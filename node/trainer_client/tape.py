@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from host.runtime.processor import model_name
 from node.trainer.link.messages import Ready
 from node.trainer_client.fragment_bank import Delivery
 from protocol import tape
@@ -145,7 +145,9 @@ def how_trained(ready: Ready) -> str:
     return how + (ready.device if ready.ranks == 1 else f"{ready.ranks} ranks on {ready.device}")
 
 
-def replay_class(device: str, threads: int, corpus: bytes | None) -> tape.ReplayClass:
+def replay_class(
+    device: str, threads: int, corpus: bytes | None, *, precision: str = "f32"
+) -> tape.ReplayClass:
     """That of a trainer on this host."""
     return tape.ReplayClass(
         device=device,
@@ -156,6 +158,7 @@ def replay_class(device: str, threads: int, corpus: bytes | None) -> tape.Replay
         numpy=_version("numpy"),
         cpu=_cpu(),
         corpus=corpus,
+        precision=precision,
     )
 
 
@@ -170,13 +173,4 @@ def _version(package: str) -> str:
 @cache
 def _cpu() -> str:
     """Machine and model: libraries choose their arithmetic by the model."""
-    model = platform.processor()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                model = value.strip()
-                break
-    except OSError:
-        pass  # Not Linux: the machine's own word must do.
-    return f"{platform.machine()} {model}".strip()
+    return f"{platform.machine()} {model_name() or platform.processor()}".strip()

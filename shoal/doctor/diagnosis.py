@@ -97,7 +97,7 @@ def accelerator(trial: TrialAnswer | None, present: Sequence[str]) -> Finding:
             "Install the PyTorch build for it, and its driver.",
         )
     if trial.device == "cpu":
-        return seen.good("none found; training uses the CPU")
+        return seen.good(f"none found; training uses the CPU{', in bf16' if trial.is_bf16 else ''}")
     bf16 = ", bf16" if trial.is_bf16 else ", f32"
     return seen.good(f"{trial.device}: {trial.device_name}, {trial.backend}{bf16}")
 

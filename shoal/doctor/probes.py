@@ -251,6 +251,7 @@ def wish_for(
         sequence_tokens=sequence_tokens,
         # Of several devices that train as one the first is tried.
         device=next(iter(named_devices(settings.learner.device)), None),
+        in_f32=settings.learner.precision == "f32",
         threads=threads_for(settings, os.cpu_count() or 1),
         nice=settings.limits.nice,
     )

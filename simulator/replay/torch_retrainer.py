@@ -39,7 +39,8 @@ class TorchRetrainer(Retrainer):
         self.copies = {}
         if recorded.device != "cpu":
             raise Unreplayable(f"it trained on {recorded.device}, where sums have no fixed order")
-        require_class(recorded, replay_class("cpu", recorded.threads, recorded.corpus))
+        here = replay_class("cpu", recorded.threads, recorded.corpus, precision=recorded.precision)
+        require_class(recorded, here)
         configure = messages.Configure(
             genesis=frame.genesis,
             inner=frame.inner,
@@ -48,12 +49,15 @@ class TorchRetrainer(Retrainer):
             micro_batch=frame.micro_batch,
             seed_salt=frame.seed_salt,
             device="cpu",
+            in_f32=recorded.precision == "f32",
         )
         limit_resources(configure)
         try:
             self.shop = TrainerSetup(configure)
         except TrainerFailure as error:
             raise Unreplayable(str(error)) from error
+        if self.shop.precision != recorded.precision:
+            raise Unreplayable(f"it trained in {recorded.precision}, which is slower here")
         if self.shop.corpus.facts.digest != recorded.corpus:
             raise Unreplayable("the training text here differs from the recorded one")
 

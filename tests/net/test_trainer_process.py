@@ -16,16 +16,24 @@ import pytest
 import torch
 import uvloop
 
+from host.runtime.processor import has_bf16
 from node.trainer.builtin import builtin_loop
 from node.trainer.link import messages
-from node.trainer.loop import make_accelerator
-from node.trainer.model import FragmentView, build_model, initial_weights, layout_of
+from node.trainer.loop import is_in_bf16, make_accelerator
+from node.trainer.model import (
+    FragmentView,
+    build_model,
+    describe_model,
+    initial_weights,
+    layout_of,
+)
 from node.trainer.text.corpus import open_corpus
 from node.trainer.text.reader import BlockReader
 from node.trainer_client.process import TrainerProcess
 from protocol.errors import TransientError
 from tests.support.tiny_project import (
     BLOCK_SEQUENCES,
+    CONFIG,
     FRAGMENTS,
     INNER,
     configure,
@@ -243,6 +251,21 @@ async def test_a_trainer_lives_a_whole_life(genesis, folder):
         assert not one.trainer.send(messages.Pause())
         with pytest.raises(TransientError):
             one.trainer.slot(8)
+
+
+@pytest.mark.parametrize("in_f32", [False, True])
+def test_a_large_model_is_trained_in_bf16_where_that_is_faster(genesis, folder, in_f32):
+    larger = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4}
+    model = describe_model("LlamaForCausalLM", CONFIG | larger | {"num_key_value_heads": 4})
+    large = msgspec.structs.replace(genesis, model=model)
+    is_faster = is_in_bf16("cpu", sum(one.numel for one in model.tensors))
+    assert is_faster == has_bf16()
+
+    async def look():
+        async with daemon(folder, configure(large, folder, micro_batch=4, in_f32=in_f32)) as one:
+            return (await one.next(messages.Ready)).precision
+
+    assert uvloop.run(look()) == ("bf16" if is_faster and not in_f32 else "f32")
 
 
 @driven_by(uvloop.run)

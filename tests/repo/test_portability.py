@@ -32,10 +32,10 @@ PROC = {
     "host/nat/router.py": "then no router is asked",
     "host/runtime/memory_files.py": "has a stand-in",
     "host/runtime/process_status.py": "has a stand-in",
+    "host/runtime/processor.py": "then it has no name, and no instructions for bf16",
     "host/runtime/short_paths.py": "has a stand-in",
     "node/governor/accelerators.py": "then there is no such device",
     "node/trainer/micro_batch.py": "then the peak since the start counts",
-    "node/trainer_client/tape.py": "then the processor is named by the machine",
     "shoal/doctor/probes.py": "then neither device nor container is found",
     "shoal/machine/service_command.py": "then what runs first is unknown",
 }

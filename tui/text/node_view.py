@@ -97,8 +97,7 @@ def _trainer(status: NodeStatus) -> str:
     text = fmt.clean(status.trainer, 20)
     if status.trainer_detail:
         text += f" ({fmt.clean(status.trainer_detail, 200)})"
-    if status.device:
-        text += f" on {fmt.clean(status.device, 40)}"
+    text += status_rows.device(status)
     if status.ranks > 1:
         text += f", {status.ranks} ranks"
         text += " with a part of the model each" if status.is_sharded else ""

@@ -41,6 +41,14 @@ CELL = {"newest": "■", "due": "□", "in flight": "▶", "stale": "!"}
 """Of a fragment, by its state."""
 
 
+def device(node: NodeStatus) -> str:
+    """Where its trainer computes, and in what, where that is not f32; empty before the first."""
+    if not node.device:
+        return ""
+    rounded = " in bf16" if node.precision == "bf16" else ""
+    return f" on {fmt.clean(node.device, 40)}{rounded}"
+
+
 def label_of(status: DaemonStatus) -> str:
     """How a daemon is called on screen, from its own words."""
     match status:

@@ -12,7 +12,7 @@ from rich.text import Text
 from protocol.status import DaemonStatus, NodeStatus, RoundRow, Status, SyncerStatus
 from tui.frames.frame import Told
 from tui.frames.scene import Scene
-from tui.text import election, fmt, layout
+from tui.text import election, fmt, layout, status_rows
 from tui.text.election import leads
 from tui.text.paint import Paint
 
@@ -93,9 +93,8 @@ def identity(status: DaemonStatus) -> list[layout.Pair]:
 
 
 def trainer(status: NodeStatus) -> str:
-    device = f" on {fmt.clean(status.device, 40)}" if status.device else ""
     detail = f" ({fmt.clean(status.trainer_detail, 120)})" if status.trainer_detail else ""
-    return f"{fmt.clean(status.trainer, 20)}{device}{detail}"
+    return f"{fmt.clean(status.trainer, 20)}{status_rows.device(status)}{detail}"
 
 
 _KEY = re.compile(r"\b[0-9a-f]{8}\b")

@@ -113,6 +113,8 @@ class Configure(Struct, frozen=True, array_like=True, tag=True):
     """Whether AdamW's moments are kept so."""
     sharded: bool = False
     """Whether the ranks hold the model together, each of them some rows of every tensor."""
+    in_f32: bool = False
+    """Whether passes are computed in f32 where something else would be faster."""
 
     @property
     def in_low_bits(self) -> tuple[str, ...]:
@@ -372,6 +374,8 @@ class Ready(Struct, frozen=True, array_like=True, tag=True):
     """What is held in fewer bits than the project says, in words."""
     is_sharded: bool = False
     """Every rank holds a part of the model."""
+    precision: str = "f32"
+    """Of its passes: f32 or bf16."""
 
 
 class Stepped(Struct, frozen=True, array_like=True, tag=True):

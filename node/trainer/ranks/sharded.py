@@ -144,7 +144,7 @@ class ShardedTrainer(BuiltinTrainer):
     def look_along(self, loss: LossSum, samples: Tensor) -> Tensor:
         """What the model says of rank 0's samples, which come to be in `samples`."""
         self.group.spread([samples])
-        with self._aside(), self.accelerator.autocast():
+        with self._aside(), self._measuring():
             return loss(self.model, samples)
 
     def write(self, ids: Sequence[int], tokens: int, *, temperature: float, end: int) -> list[int]:

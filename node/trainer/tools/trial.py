@@ -84,17 +84,19 @@ def _prepare(wish: Wish, answer: Answer) -> None:
 
     answer.torch = str(torch.__version__)
     torch.set_num_threads(wish.threads)
-    accelerator = loop.make_accelerator(wish.device)
+    spec = ModelSpec(wish.architecture, wish.config, ())
+    adapter = wish.adapter
+    network = stand_in(spec, adapter) if adapter else model.build_model(spec, seed=0)
+    accelerator = loop.make_accelerator(
+        wish.device,
+        parameters=sum(tensor.numel() for tensor in network.parameters()),
+        in_f32=wish.in_f32,
+    )
     answer.device = str(accelerator.device)
     answer.is_bf16 = accelerator.mixed_precision == "bf16"
     _name_device(answer)
-    spec = ModelSpec(wish.architecture, wish.config, ())
-    if wish.adapter is None:
-        network = model.build_model(spec, seed=0)
-    else:
-        network = stand_in(spec, wish.adapter)
-        if wish.base_in_4_bits:
-            four_bits.hold_in_four_bits(network, accelerator.device)
+    if adapter and wish.base_in_4_bits:
+        four_bits.hold_in_four_bits(network, accelerator.device)
     trained = (tensor for tensor in network.parameters() if tensor.requires_grad)
     answer.parameters = sum(tensor.numel() for tensor in trained)
     objective = _objective(wish, network)

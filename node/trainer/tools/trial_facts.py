@@ -33,6 +33,8 @@ class TrialWish(Struct, kw_only=True):
     """What a classifier of images is shown."""
     device: str | None = None
     """None: the best there is."""
+    in_f32: bool = False
+    """Whatever would be faster."""
     threads: int = 1
     nice: int = 0
 

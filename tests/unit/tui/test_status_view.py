@@ -315,6 +315,11 @@ def test_a_learner_of_several_devices_says_what_they_hold(is_sharded, says):
     assert f"on cpu, {says}micro-batch 8" in shown(pair, width=120)
 
 
+@pytest.mark.parametrize(("precision", "says"), [("bf16", "on cpu in bf16, "), ("f32", "on cpu, ")])
+def test_a_learner_says_where_it_computes_in_bf16(precision, says):
+    assert says in shown(msgspec.structs.replace(NODE, precision=precision))
+
+
 def test_the_time_left_follows_the_rate_that_was_watched():
     assert "10 min left" in shown(SYNCER, rates={"k": 11_800_000 / 600})
     assert "47 min 58 s" in shown(SYNCER), "what the learners report, without a watched rate"

@@ -259,3 +259,23 @@ def test_in_bf16_the_losses_are_those_of_transformers_within_the_noise_of_bf16(t
     assert np.abs(whole - theirs).max() <= noise
     assert np.abs(whole - exact).max() <= 3 * noise
     assert whole[-1] < whole[0] - LEARNED
+
+
+def test_what_a_processor_trains_in_bf16_it_measures_in_f32(bf16):
+    torch.set_num_threads(1)
+    samples = Repeating().sequences(0)
+
+    @torch.no_grad()
+    def measured(loop):
+        losses = loop.trainer.losses(samples, lambda: None)
+        return [loop.trainer.heldout_loss(samples, lambda: None), *losses]
+
+    in_f32 = make_loop(inner=PLAIN)
+    exact, exactly_trained = measured(in_f32), in_f32.step().loss
+    loops = [make_loop(inner=PLAIN, accelerator=bf16()) for _ in range(2)]
+    assert measured(loops[0]) == exact
+    told = [[loop.step().loss for _ in range(STEPS)] for loop in loops]
+    assert told[0][0] != exactly_trained, "nothing was done in bf16"
+    # As in f32, the same steps give the same bits: what replay needs.
+    assert told[0] == told[1]
+    assert torch.equal(*map(weights_of, loops))
