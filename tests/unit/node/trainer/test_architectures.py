@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from node.trainer import architectures
 from node.trainer.model import build_model, describe_model
+from node.trainer.objective import next_token
 from protocol.errors import UserError
 from protocol.project import ModelSpec
 from tests.support.tiny_project import CONFIG
@@ -63,6 +65,26 @@ def test_a_decoder_of_the_registry_is_found_by_its_model_type(model_type):
     after = logits_of(model, ids)
     torch.testing.assert_close(after[:, :-1], before[:, :-1])  # No position sees what follows it.
     assert not torch.allclose(after[:, -1], before[:, -1])
+
+
+@pytest.mark.parametrize("model_type", ["llama", *sorted(MORE)])
+def test_a_pass_in_bf16_says_what_one_in_f32_says_but_for_rounding(model_type):
+    spec = describe_model(model_type, MORE.get(model_type, CONFIG))
+    model = build_model(spec, seed=1).eval()  # Without dropout.
+    samples = np.random.default_rng(0).integers(0, 250, (2, 24))
+    objective = next_token(model, vocabulary=257, sequence_tokens=24)
+    found = []
+    for is_bf16 in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            loss = objective.lowered(model, torch.from_numpy(samples)) / objective.terms(samples)
+        loss.backward()
+        gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+        found.append((float(loss.detach()), torch.cat(gradients)))
+    (exact, whole), (rounded, coarse) = found
+    assert rounded == pytest.approx(exact, rel=1e-3)
+    assert not torch.equal(coarse, whole), "nothing was done in bf16"
+    assert float((coarse - whole).norm() / whole.norm()) < 0.05
 
 
 def test_a_class_and_its_model_type_name_the_same_architecture():
