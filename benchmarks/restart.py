@@ -2,7 +2,8 @@
 
     python benchmarks/restart.py [--sizes 1b] [--learners 8] [--times 2] [--json FILE]
 
-The syncer and the learners are those of `capacity.py`. In the middle of merging the syncer is
+The syncer and the learners are those of `capacity.py`. When it has lived for a while, and so has
+the addresses of its learners in its file of known hosts, in the middle of merging, the syncer is
 ended, by turns with SIGKILL and as `shoal stop` asks, and started at once with the same disk. Told
 are the seconds from the end of the old process until the new one leads, until its first merge, and
 until a merge has all learners in it; and how many of the records and versions that the old one had
@@ -21,6 +22,10 @@ from pathlib import Path
 
 from benchmarks.capacity import SIZES, Case, Learners, Prepared, Syncer
 from protocol.status import SyncerStatus
+
+LIVED_S = 60.0
+"""Without that file learners come back to it when their network engines try a host again that did
+not answer: after five seconds or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Restart:
 def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart:
     """Ends the syncer in the middle of merging and starts it again."""
     learners.until_whole(1, case.learners)
+    time.sleep(max(0.0, LIVED_S - syncer.status().uptime_s))
     before = syncer.status()
     asked_s = time.monotonic()
     if how == "killed":
