@@ -57,7 +57,8 @@ class TorchRetrainer(Retrainer):
         except TrainerFailure as error:
             raise Unreplayable(str(error)) from error
         if self.shop.precision != recorded.precision:
-            raise Unreplayable(f"it trained in {recorded.precision}, which is slower here")
+            here_in = self.shop.precision
+            raise Unreplayable(f"it trained in {recorded.precision}, and would in {here_in} here")
         if self.shop.corpus.facts.digest != recorded.corpus:
             raise Unreplayable("the training text here differs from the recorded one")
 
