@@ -26,7 +26,9 @@ from node.machine.jobs import (
     TrainerSuspended,
     WakeTrainer,
 )
+from node.trainer.link import messages
 from node.trainer_client.client import READY_TIMEOUT_S, TrainerPort
+from node.trainer_client.process import TrainerProcess
 from node.trainer_client.suspended_trainer import Gate
 from protocol.log.records import Span
 from protocol.machine import Failed
@@ -37,6 +39,7 @@ from tests.support.trainer_bench import BLOCKS, bench, open_files
 pytestmark = pytest.mark.net
 
 LAUNCH = TrainerPort.launch
+SEND = TrainerProcess.send
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,13 @@ def test_where_there_is_no_room_it_holds_and_goes_on(genesis, folder):
     uvloop.run(run())
 
 
+def kill_and_send(process, command):
+    """A trainer that is dead before it is told what to train, so that it is never ready."""
+    if isinstance(command, messages.Configure):
+        kill_at_once(process.pid)
+    return SEND(process, command)
+
+
 async def launch_and_kill(port, *how):
     """A launch whose trainer got ready, and is dead before anything more is said to it."""
     ready = await LAUNCH(port, *how)
@@ -168,12 +178,13 @@ def test_a_trainer_that_dies_while_it_wakes_leaves_its_state_where_it_was(
             await one.begin()
             await one.until(lambda: len(one.steps) >= 2)
             assert isinstance(await one.suspend(), TrainerSuspended)
-            waking = asyncio.ensure_future(one.wake())
-            await asyncio.sleep(0.05)
-            psutil.Process(one.port.pid).kill()
-            assert isinstance(await waking, Failed)
+            with monkeypatch.context() as patched:
+                patched.setattr(TrainerProcess, "send", kill_and_send)
+                failed = await one.wake()
+            assert isinstance(failed, Failed)
+            assert not isinstance(failed, NotRestored)
             assert one.port.suspended is not None
-            # And once more, before it is given its state.
+            # And once more, ready but before it is given its state.
             with monkeypatch.context() as patched:
                 patched.setattr(TrainerPort, "launch", launch_and_kill)
                 assert isinstance(await one.wake(), NotRestored)
