@@ -1,6 +1,7 @@
 """How soon a syncer of a large model merges again after it was ended, and that nothing is lost.
 
-    python benchmarks/restart.py [--sizes 1b] [--learners 8] [--times 2] [--json FILE]
+    python benchmarks/restart.py [--sizes 1b] [--learners 8] [--times 2] [--away-s S]
+        [--json FILE]
 
 The syncer and the learners are those of `capacity.py`. When it has lived for a while, and so has
 the addresses of its learners in its file of known hosts, in the middle of merging, the syncer is
@@ -8,6 +9,9 @@ ended, by turns with SIGKILL and as `shoal stop` asks, and started at once with 
 are the seconds from the end of the old process until the new one leads, until its first merge, and
 until a merge has all learners in it; and how many of the records and versions that the old one had
 told of are missing afterwards. Prints a line for each end.
+
+With `--away-s` it is started so much later, and without its file of known hosts: as if no learner
+could be dialled from outside, like those behind a router, so that they have to come back to it.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class Restart:
     how: str
     parameters: int
     learners: int
+    away_s: float
+    """Between its end and its start; those below do not count it."""
     stop_s: float
     """Until the old process had ended."""
     lead_s: float
@@ -45,7 +51,9 @@ class Restart:
     """Records and versions that had been told of and are not there."""
 
 
-def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart:
+def restart(
+    syncer: Syncer, learners: Learners, how: str, case: Case, away_s: float = 0.0
+) -> Restart:
     """Ends the syncer in the middle of merging and starts it again."""
     learners.until_whole(1, case.learners)
     time.sleep(max(0.0, LIVED_S - syncer.status().uptime_s))
@@ -56,6 +64,11 @@ def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart
     else:
         syncer.tell("syncer", "stop")
         syncer.ended("syncer")
+    stop_s = time.monotonic() - asked_s
+    if away_s:
+        time.sleep(away_s)
+        for known in syncer.folder.rglob("peers-syncer-*.json"):
+            known.unlink()
     ended_s = time.monotonic()
     syncer.start_syncer("syncer", *(["--weights-on-disk"] if case.on_disk else []))
 
@@ -73,7 +86,8 @@ def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart
         how=how,
         parameters=after.project.parameters,
         learners=case.learners,
-        stop_s=ended_s - asked_s,
+        away_s=away_s,
+        stop_s=stop_s,
         lead_s=lead_s - ended_s,
         merge_s=merge_s - ended_s,
         whole_s=whole_s - ended_s,
@@ -82,7 +96,7 @@ def restart(syncer: Syncer, learners: Learners, how: str, case: Case) -> Restart
     )
 
 
-def measure(case: Case, cache: Path, times: int) -> list[Restart]:
+def measure(case: Case, cache: Path, times: int, away_s: float) -> list[Restart]:
     """So many ends of each kind, with one set of processes."""
     prepared = Prepared(case, cache)
     prepared.make()
@@ -95,7 +109,7 @@ def measure(case: Case, cache: Path, times: int) -> list[Restart]:
         try:
             learners.until_up(case.learners)
             for how in ("killed", "stopped") * times:
-                found.append(restart(syncer, learners, how, case))
+                found.append(restart(syncer, learners, how, case, away_s))
                 print(_line(found[-1]), flush=True)
         finally:
             learners.close()
@@ -105,8 +119,8 @@ def measure(case: Case, cache: Path, times: int) -> list[Restart]:
 def _line(one: Restart) -> str:
     return (
         f"{one.parameters / 1e6:.0f} M parameters, {one.learners} learners, {one.how}"
-        f" within {one.stop_s:.1f} s: leads after {one.lead_s:.1f} s, merges after"
-        f" {one.merge_s:.1f} s, with all after {one.whole_s:.1f} s, {one.lost} lost"
+        f" within {one.stop_s:.1f} s, away for {one.away_s:.0f} s: leads after {one.lead_s:.1f} s,"
+        f" merges after {one.merge_s:.1f} s, with all after {one.whole_s:.1f} s, {one.lost} lost"
     )
 
 
@@ -115,6 +129,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1b", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--learners", type=int, default=8)
     parser.add_argument("--times", type=int, default=2, help="ends of each kind")
+    parser.add_argument("--away-s", type=float, default=0.0, help="from its end to its start")
     parser.add_argument("--on-disk", action="store_true", help="the syncer's weights in files")
     parser.add_argument(
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"
@@ -139,7 +154,7 @@ def main() -> int:
             profile=None,
             on_disk=chosen.on_disk,
         )
-        found += measure(case, chosen.cache, chosen.times)
+        found += measure(case, chosen.cache, chosen.times, chosen.away_s)
         if chosen.json is not None:
             chosen.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
     return 0

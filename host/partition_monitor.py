@@ -43,6 +43,10 @@ class PartitionMonitor:
         """What is wrong with the swarm as a whole, in one sentence; empty if nothing is known."""
         return self.watch.trouble
 
+    def missing(self) -> list[NodeKey]:
+        """Those that may lead, while nobody is known to."""
+        return [] if self.follows() else [k for k in self.voters() if k != self.transport.key]
+
     async def run(self) -> None:
         """Looks for ever."""
         while True:

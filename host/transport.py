@@ -27,6 +27,7 @@ from host.files import keystore
 from host.files.keystore import Identity
 from host.nat import reachability, relay
 from host.nat.dialer import Dialer
+from host.nat.knocking import Knocking
 from host.nat.peer_file import PeerFile
 from host.nat.probe_messages import Inner
 from host.nat.reachability import Reachability
@@ -120,6 +121,7 @@ class Transport:
             identity, listen_host, port, announced, frozenset(topics), map_port is True
         )
         self.dialer = Dialer(self.key, bootstrap, hints, known or PeerFile(), self.live)
+        self.knocking = Knocking(self.dialer.places, self.is_connected)
         self._on_state = on_state
         self._engine: Engine | None = None
         self._booting: Engine | None = None
@@ -338,10 +340,15 @@ class Transport:
             asyncio.create_task(self.reachability.run(), name="reach"),
             asyncio.create_task(self.router.run(), name="router"),
         ]
+        watching = [
+            asyncio.create_task(engine.watch(), name="watching"),
+            asyncio.create_task(self.knocking.run(), name="knocking"),
+        ]
         try:
-            reason = await engine.watch()
+            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            reason = min(done, key=watching.index).result()
         finally:
-            await lifecycle.end(looking)
+            await lifecycle.end([*looking, *watching])
         engine.lose(reason)
         if self._is_closed:
             return  # `close` ends the engine, and us after it

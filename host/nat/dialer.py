@@ -79,6 +79,13 @@ class Dialer:
         turn = addresses.rotated(list(dict.fromkeys(found)), attempt)
         return list(dict.fromkeys((*self._found, *turn)))[: addresses.PEERS_TRIED_MAX]
 
+    def places(self, key: NodeKey) -> list[PeerAddress]:
+        """Where a host may be reached: as we were told, and where it was before."""
+        named = [peer for peer in self._named if peer.key == key]
+        seen = self._seen.get(key)
+        texts = (*self.known.book.places(key), *(seen.addresses if seen is not None else ()))
+        return list(dict.fromkeys((*named, *addresses.readable(texts))))
+
     def remember(self, peers: Iterable[ConnectedPeer]) -> None:
         """Hosts of an engine that was lost, for the next one."""
         for peer in list(peers)[:SEEN_MAX]:

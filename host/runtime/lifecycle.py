@@ -105,7 +105,7 @@ async def ending(tasks: Collection[asyncio.Future[Any]]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def end(tasks: Collection[asyncio.Task[None]]) -> None:
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel these and wait for them; one that had failed before is told."""
     for task in tasks:
         task.cancel()

@@ -93,6 +93,7 @@ class Announcer:
             follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),
             heads=locator.heads,
         )
+        locator.transport.knocking.missed = self.partition_monitor.missing
 
     async def announce(self) -> None:
         """Tells the swarm, again and again, that weights may be fetched here: at once when the

@@ -199,6 +199,7 @@ class LearnerDaemon:
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
+        transport.knocking.on_return = lambda: self._note(jobs.SyncerAnswers())
         on_fault = self.driver.fault
         self.swarm_view = SwarmView(
             options.link.project,

@@ -57,6 +57,7 @@ class Observer:
         genesis = await fetch_genesis(self.transport, self.link, self._tell_attempt)
         locator = Locator.of(self.transport, self.link, genesis)
         self._is_in_swarm, self.trouble = True, "looking for the syncer"
+        self.transport.knocking.missed = lambda: locator.named if self.trouble else ()
         while True:
             try:
                 seat = await locator.find_seat(None)

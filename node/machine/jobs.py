@@ -513,6 +513,11 @@ class LookAtSwarm:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncerAnswers:
+    """A syncer that was missed and silent can be reached again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Governed:
     """What this machine's owner set allows no local steps, for this reason; empty: it does."""
 

@@ -71,6 +71,7 @@ class LearnerMachine:
         self.heard_s = 0.0
         self._failures = 0
         self._retry_s = 0.0
+        self._refused_until_s = 0.0
         self._is_stopping = False
         self._log_charter: Charter | None = None
         """In force where our log stands; its voters prove the next record."""
@@ -146,13 +147,21 @@ class LearnerMachine:
         if (self.link, "lost") not in LINK_TRANSITIONS:
             return  # It is lost already.
         pause_s = SEEK_AGAIN.pause_s(self._failures, self.setup.rng.uniform)
-        pause_s = max(pause_s, retry_after_s or 0.0)
+        if retry_after_s is not None:
+            self._refused_until_s = self.context.now_s + retry_after_s
+            pause_s = max(pause_s, retry_after_s)
         self._failures += 1
         self._retry_s = self.context.now_s + pause_s
         self._fire("lost", reason)
         self.trainer_control.on_link()
         self.snapshot_participant.on_link_lost()
         self.prober.on_link_lost()
+
+    def _hurry(self) -> None:
+        """The next try is due, as after a first failure; not sooner than a leader asked for."""
+        self._failures = 0
+        soon_s = self.context.now_s + SEEK_AGAIN.pause_s(0, self.setup.rng.uniform)
+        self._retry_s = max(min(self._retry_s, soon_s), self._refused_until_s)
 
     def _seat_found(self, found: jobs.SeatFound) -> None:
         self._is_looking = False
@@ -279,6 +288,8 @@ class LearnerMachine:
     def _on_note(self, value: object) -> None:
         if isinstance(value, jobs.LookAtSwarm):
             self._look_at_swarm()
+        if isinstance(value, jobs.SyncerAnswers):
+            self._hurry()
         self.snapshot_participant.on_note(value)
         self.trainer_control.on_note(value)
 

@@ -94,6 +94,11 @@ class PeerBook:
             failures = min(old.failures + 1, FAILURES_MAX)
             self._known[key] = Known(old.key, old.addresses, old.seen_s, failures)
 
+    def places(self, key: NodeKey) -> tuple[str, ...]:
+        """Where a host was reached, the newest first; empty for one that is not known."""
+        known = self._known.get(key)
+        return known.addresses if known is not None else ()
+
     def best(self) -> list[tuple[NodeKey, tuple[str, ...]]]:
         """All of them, those first that are most likely there."""
         ranked = sorted(self._known.values(), key=_rank)

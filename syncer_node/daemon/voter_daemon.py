@@ -102,6 +102,7 @@ class VoterDaemon(ABC, Generic[Options]):
             voters=lambda: tuple(raft.context.peers),
             follows=lambda: raft.leader is not None,
         )
+        transport.knocking.missed = self.partition_monitor.missing
 
     def _answers_nearby(self) -> tuple[Work, ...]:
         """Answers to `shoal join --nearby`, unless this machine's owner does not want that."""

@@ -21,6 +21,7 @@ from node.machine.jobs import (
     ShowReport,
     StartTrainer,
     StateFetched,
+    SyncerAnswers,
     Thaw,
     TrainerLost,
     TrainerReady,
@@ -188,6 +189,31 @@ def test_pauses_between_tries_grow_and_are_spread():
         pauses, (*SEEK_AGAIN.steps_s, *SEEK_AGAIN.steps_s[-1:] * 3), strict=True
     ):
         assert 0.7 * usual_s <= pause_s <= 1.3 * usual_s + 1e-5
+
+
+def test_a_syncer_that_can_be_reached_again_is_tried_at_once():
+    bench = LearnerBench()
+    bench.answer = lambda job: Failed("nobody there") if isinstance(job, FindSeat) else None
+    bench.greet()
+    for _ in range(len(SEEK_AGAIN.steps_s)):
+        bench.wait(2 * SEEK_AGAIN.steps_s[-1])
+    bench.answer = lambda job: None
+    assert bench.machine.link is Link.WAITING
+    bench.wait(3 * SEEK_AGAIN.steps_s[0])
+    assert bench.machine.link is Link.WAITING, "its pauses are long by now"
+    bench.feed(Note(SyncerAnswers()))
+    bench.wait(2 * SEEK_AGAIN.steps_s[0])
+    assert bench.machine.link is Link.SEEKING
+
+
+def test_one_that_refuses_for_now_is_not_tried_sooner_because_it_can_be_reached():
+    bench = LearnerBench().greet()
+    bench.say(SYNCER.key, Refused("full", "no room", 60.0))
+    bench.feed(Note(SyncerAnswers()))
+    bench.wait(59.0)
+    assert bench.machine.link is Link.WAITING
+    bench.wait(2.0)
+    assert bench.machine.link is Link.CONNECTING
 
 
 # Charters
