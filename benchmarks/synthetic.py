@@ -48,6 +48,7 @@ from host.network import dht_protocol, hivemind_parts
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
+from node.daemon.leader_watch import leader_watch
 from node.download.locator import Locator, fetch_genesis
 from node.machine import jobs
 from node.machine.context import LearnerSetup
@@ -228,6 +229,9 @@ class Learner:
             act=self._act,
             on_fact=lambda fact: self.counts.update([type(fact).__name__]),
         )
+        self.monitor = leader_watch(
+            self.machine, self.locator, self.link, lambda note: self.driver.take(Note(note))
+        )
         return layout
 
     def _trouble(self, words: str) -> None:
@@ -235,7 +239,7 @@ class Learner:
 
     async def run(self) -> None:
         """Takes part until it is told to stop."""
-        async with background(self._train):
+        async with background(self._train, self.monitor.run):
             stop = await self.driver.run()
         if stop.exit_code:
             self._trouble(stop.reason)

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from host.addresses import parse_peer
 from host.files.keystore import Identity
 from host.nat.peer_file import peer_file
 from host.nearby import searching
@@ -16,14 +15,11 @@ from host.nearby.answering import NearbyAnswerer, addresses_to_tell
 from host.network import leader_discovery
 from host.network.foreign_errors import TransportState
 from host.options import NodeOptions
-from host.partition_monitor import PartitionMonitor
 from host.transport import LookAround, Transport
 from node.download.locator import Locator
 from node.machine.learner import LearnerMachine
-from node.machine.syncer_link import Link
 from protocol import wire
 from protocol.errors import TransientError
-from protocol.ids import NodeKey
 from protocol.peers.nearby import NearbyNotice, task_of
 
 log = logging.getLogger("shoal.node")
@@ -87,13 +83,6 @@ class Announcer:
         self._options = options
         self._transport = locator.transport
         self._machine = machine
-        self.partition_monitor = PartitionMonitor(
-            locator.transport,
-            voters=self._voters,
-            follows=lambda: machine.link in (Link.FOLLOWING, Link.ENDED),
-            heads=locator.heads,
-        )
-        locator.transport.knocking.missed = self.partition_monitor.missing
 
     async def announce(self) -> None:
         """Tells the swarm, again and again, that weights may be fetched here: at once when the
@@ -155,10 +144,3 @@ class Announcer:
             None,
             context.charter.admission if context.charter is not None else "open",
         )
-
-    def _voters(self) -> set[NodeKey]:
-        """Those of the charter, or the hosts that the link names while there is none."""
-        charter = self._machine.context.charter
-        if charter is None:
-            return {parse_peer(text).key for text in self._options.link.addresses}
-        return {voter.key for voter in charter.voters if voter.role == "syncer"}

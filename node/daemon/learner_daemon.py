@@ -41,6 +41,7 @@ from host.tape.tape_file import TapeLabel, TapeRecorder
 from host.tape.taping import NoTape, begin_tape
 from host.transport import Transport
 from node.daemon.announcer import Announcer, tell_attempt, transport_of
+from node.daemon.leader_watch import leader_watch
 from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
 from node.daemon.published import PublishedData
@@ -199,7 +200,6 @@ class LearnerDaemon:
         self.driver = Driver(
             self.machine, transport, run_job=self.run_job, act=self.act, on_fact=self.on_fact
         )
-        transport.knocking.on_return = lambda: self._note(jobs.SyncerAnswers())
         on_fault = self.driver.fault
         self.swarm_view = SwarmView(
             options.link.project,
@@ -227,6 +227,7 @@ class LearnerDaemon:
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=on_fault,
         )
+        self.partition_monitor = leader_watch(self.machine, self.locator, options.link, self._note)
         self.announcer = Announcer(
             options,
             self.machine,
@@ -355,7 +356,7 @@ class LearnerDaemon:
             works = (
                 self.announcer.announce,
                 self.announcer.answer_nearby,
-                self.announcer.partition_monitor.run,
+                self.partition_monitor.run,
                 self.loop_watch.run,
                 lambda: keep_pace(self.pace, lambda: self.machine.context.state),
                 self.fetcher.run,

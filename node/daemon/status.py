@@ -275,7 +275,7 @@ class StatusReporter:
                 machine.setup.project, daemon.genesis, daemon.layout.parameters, charter
             ),
             swarm=swarm_status(context.state, charter, daemon.pace),
-            network=network_status(daemon.transport, daemon.announcer.partition_monitor.trouble),
+            network=network_status(daemon.transport, daemon.partition_monitor.trouble),
             **self._inner_loop(),
             pushed=tally.pushed,
             merged=tally.merged,
