@@ -14,6 +14,7 @@ from host.files import keystore
 from host.files.home import Daemon, Home
 from host.files.signed_project import read_signed, seal_project, write_signed
 from host.join_link import JoinLink, format_link
+from host.nat.knocking import Knocking
 from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.network.rate_limit import RateLimiter
@@ -224,9 +225,13 @@ class StubTransport:
         self.bulk = SimpleNamespace(channels=SimpleNamespace(known=[], port=0))
         self.reachability = Reachability(self, lambda key, addresses: None, carries=lambda: False)
         self.relay = Relay(self, identity, 0, own_addresses=tuple)
+        self.knocking = Knocking(lambda key: [], self.is_connected)
 
     def connected(self):
         return set()
+
+    async def is_connected(self, key):
+        return False
 
     def addresses(self):
         return []
