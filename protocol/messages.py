@@ -166,6 +166,8 @@ class LeaseRequest(Struct, frozen=True, array_like=True, tag="lease"):
     """The learner's leased blocks run low."""
 
     blocks: Annotated[int, Meta(ge=1, le=4096)]
+    is_spent: bool = False
+    """All that it holds is read, and none of the local steps on it can be handed in any more."""
 
 
 class Evaluation(Struct, frozen=True, array_like=True, tag="evaluation"):

@@ -112,7 +112,9 @@ def _unfit(machine: LearnerMachine) -> str:
 
 def _at_work(machine: LearnerMachine, state: str, now_s: float) -> str:
     if state == "starved":
-        return "Idle: no leased blocks left. The syncer sends more once it answers."
+        if machine.link is Link.FOLLOWING:
+            return "Idle: all text leased to this host is read; more is asked for."
+        return "Idle: all text leased to this host is read. It goes on once a syncer answers."
     return _training(now_s - machine.heard_s, machine.context.tally.trust)
 
 

@@ -37,6 +37,8 @@ class DataFeed:
     """Since the trainer began."""
     asked_s: float | None = None
     """When a lease was asked for that has not come yet."""
+    _said_spent: bool = False
+    """In the last request."""
 
     @property
     def session(self) -> tuple[bytes, int]:
@@ -85,17 +87,27 @@ class DataFeed:
         context = self.context
         assert context.charter is not None, "it follows a leader"
         assert context.leader is not None, "it follows a leader"
-        if self.asked_s is not None and context.now_s < self.asked_s + LEASE_RETRY_S:
-            return
         batch, stepped = context.batch_sequences or context.inner.batch_sequences, context.stepped
+        is_spent = self._is_spent(batch)
+        is_asked = self.asked_s is not None and context.now_s < self.asked_s + LEASE_RETRY_S
+        if is_asked and (self._said_spent or not is_spent):
+            return
         per_s = batch / stepped.step_s if stepped and stepped.step_s > 0 else float(batch)
         if self.fed_sequences - self._read() > max(LEASE_AHEAD_S * per_s, 2 * batch):
             return
         sequences = context.setup.genesis.data.block_sequences
         blocks = math.ceil(max(LEASE_FOR_S * per_s, 2 * batch) / sequences)
-        self.asked_s = context.now_s
+        self.asked_s, self._said_spent = context.now_s, is_spent
         most = context.charter.limits.lease_blocks
-        context.effects.send(context.leader, LeaseRequest(max(1, min(blocks, most))))
+        context.effects.send(context.leader, LeaseRequest(max(1, min(blocks, most)), is_spent))
+
+    def _is_spent(self, batch: int) -> bool:
+        """Whether nothing is left to read, and nothing to hand in of what was read."""
+        if self.fed_sequences - self._read() >= batch:
+            return False
+        done = self.context.stepped.local_step if self.context.stepped else 0
+        fragments = self.fragment_sync.local_fragments
+        return all(local.push is None and local.steps(done) == 0 for local in fragments)
 
     def deadline_s(self) -> float | None:
         """When a lease is asked for again."""

@@ -469,7 +469,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """The inner loop has no leased blocks left."""
+    """The inner loop has read all leased blocks."""
 
 
 @dataclass(frozen=True, slots=True)

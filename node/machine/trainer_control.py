@@ -349,7 +349,7 @@ class TrainerControl:
 
     def on_starved(self) -> None:
         if self.trainer is TrainerState.STEPPING:
-            self._fire("starved", "no leased blocks left")
+            self._fire("starved", "all leased text is read")
             self._is_news = True
 
     def on_lost(self, lost: jobs.TrainerLost) -> None:

@@ -108,7 +108,12 @@ class Session:
         """Whether it answers pulls: it trains, or stands still with what it has not handed in."""
         if not self.is_connected or self.beat is None or self.is_suspended:
             return False
-        return self.beat.state in ("training", "paused", "finishing")
+        return self.beat.state in ("training", "starved", "paused", "finishing")
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether its inner loop would step for the swarm, and has no text."""
+        return self.can_hand_in and self.beat is not None and self.beat.state == "starved"
 
     @property
     def device(self) -> str:
@@ -298,6 +303,10 @@ class Membership:
     def training(self) -> list[Session]:
         """Connected sessions whose inner loop is stepping, without suspended ones."""
         return [session for session in self.sessions.values() if session.is_training]
+
+    def starved(self) -> list[Session]:
+        """Connected sessions that stand still for want of text, without suspended ones."""
+        return [session for session in self.sessions.values() if session.is_starved]
 
     def handing_in(self) -> list[Session]:
         """Connected sessions that answer pulls, in key order."""

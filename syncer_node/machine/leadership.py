@@ -404,7 +404,7 @@ class Leadership:
     def _on_leases(self, body: records.BlocksLeased | records.BlocksReturned) -> None:
         session = (body.learner, body.incarnation)
         if isinstance(body, records.BlocksReturned):
-            self.leasing.on_returned(session)
+            self.leasing.on_returned(session, self._now_s)
             self.probing.trails.on_returned(session)
             return
         self.leasing.on_leased(self._now_s)
@@ -509,9 +509,9 @@ class Leadership:
                 self._push(session, envelope)
             case messages.Decline():
                 self.rounds.on_decline(session.peer, message)
-            case messages.LeaseRequest(blocks):
+            case messages.LeaseRequest(blocks, is_spent):
                 if not session.is_suspended:
-                    self.leasing.ask(session.peer, blocks, self._now_s)
+                    self.leasing.ask(session.peer, blocks, self._now_s, is_spent=is_spent)
             case messages.Probed() | messages.ProbeDeclined():
                 self._probe_answered(session, message)
             case messages.Evaluation():

@@ -20,13 +20,13 @@ from protocol.project import LimitSpec
 from syncer_node.machine import shard_runs
 from syncer_node.machine.text_supply import TextSupply
 
-BLOCKS_HELD_MAX = 4096
-"""Blocks of one session that nothing was handed in for; more are not leased to it."""
-
 QUEUE_MAX = 4096
 
-IN_HAND_S = 1.0
-"""Until it is looked again whether what a session handed in before has its fate."""
+VOID_S_MIN = 30.0
+"""Between two times that all text of a learner is taken from it at its word."""
+
+LOOK_AGAIN_S = 1.0
+"""Until it is looked again whether what a session handed in before has its fate, or is merged."""
 
 
 @dataclass(slots=True)
@@ -49,25 +49,33 @@ class Leasing:
     _is_leasing: bool = False
     _queue: deque[tuple[bytes, int]] = field(default_factory=deque)
     _waiting: dict[bytes, tuple[int, float]] = field(default_factory=dict)
-    """Who asked for how many blocks and gets some at that time."""
+    """Who asked for how many blocks, and when it is looked at again."""
+    _spent: set[bytes] = field(default_factory=set)
+    """Of those that asked, who can hand in nothing of what it read."""
+    _voided_s: dict[bytes, float] = field(default_factory=dict)
+    """When text was last taken from a learner for that."""
     _returning: set[SessionKey] = field(default_factory=set)
     _known_at: tuple[int, int] | None = None
     """Leases and sessions were compared at these numbers of changes."""
 
-    def ask(self, peer: bytes, blocks: int, now_s: float) -> None:
-        """A learner wants blocks; one that already waits is not put in line again."""
+    def ask(self, peer: bytes, blocks: int, now_s: float, *, is_spent: bool = False) -> None:
+        """A learner wants blocks; one that already waits is not put in line again.
+
+        is_spent: as in `LeaseRequest`.
+        """
         is_new = peer not in self._waiting and all(peer != waiting for waiting, _ in self._queue)
         if len(self._queue) + len(self._waiting) < QUEUE_MAX and is_new:
             self._queue.append((peer, blocks))
+        if is_spent:
+            self._spent.add(peer)
+            self._look_at((peer,), now_s)
+        else:
+            self._spent.discard(peer)
         self._next(now_s)
 
     def look(self, now_s: float) -> None:
         """Time passes: who waited long enough is in line again."""
-        due = [peer for peer, (_, at_s) in self._waiting.items() if at_s <= now_s]
-        for peer in due:
-            self._queue.append((peer, self._waiting.pop(peer)[0]))
-        if due:
-            self._next(now_s)
+        self._look_at([peer for peer, (_, at_s) in self._waiting.items() if at_s <= now_s], now_s)
 
     def deadline_s(self) -> float | None:
         """When somebody's text is due."""
@@ -77,17 +85,21 @@ class Leasing:
         self._is_leasing = False
         self._next(now_s)
 
-    def on_returned(self, session: SessionKey) -> None:
+    def on_returned(self, session: SessionKey, now_s: float) -> None:
         self._returning.discard(session)
+        self._look_at((session[0],), now_s)
 
     def on_merged(self, contributions: Sequence[Contribution], now_s: float) -> None:
-        """Pushes that counted prove how fast their learners read."""
+        """Pushes that counted prove how fast their learners read; who holds less may hold more."""
         for part in contributions:
             session = (part.learner, part.incarnation)
             read = self.state.leases.read(session, self.state.block_sequences)
             if part.trust > 0 and read is not None:
                 self.supply.proved(*session, read, now_s)
         self.supply.forget(self.members.sessions, now_s)
+        for peer in [one for one in self._voided_s if one not in self.members.sessions]:
+            del self._voided_s[peer]
+        self._look_at([part.learner for part in contributions], now_s)
 
     def give_back(self, session: SessionKey) -> None:
         """This session is over: what it did not hand in is leased again."""
@@ -114,19 +126,23 @@ class Leasing:
                 self.give_back(key)
         return forgotten
 
+    def _look_at(self, peers: Sequence[bytes], now_s: float) -> None:
+        """Whichever of these wait are in line again."""
+        waiting = [peer for peer in peers if peer in self._waiting]
+        self._queue.extend((peer, self._waiting.pop(peer)[0]) for peer in waiting)
+        if waiting:
+            self._next(now_s)
+
     def _next(self, now_s: float) -> None:
         """One lease at a time, so that two never name the same positions."""
         while not self._is_leasing and self._queue:
             peer, blocks = self._queue.popleft()
             session = self.members.sessions.get(peer)
             if session is None or not session.is_connected or session.is_suspended:
+                self._spent.discard(peer)
                 continue
-            leases = self.state.leases
-            if leases.unread(session.key) >= BLOCKS_HELD_MAX:
-                continue
-            if session.key not in leases.since_s and self.has_in_hand(session.key):
-                # Read in text that was taken back since: it must not count in the new one.
-                self._waiting[peer] = blocks, now_s + IN_HAND_S
+            if self._must_wait(session, now_s):
+                self._waiting[peer] = blocks, now_s + LOOK_AGAIN_S
                 continue
             now, after_s = self._supplied(session, blocks, now_s)
             if not now:
@@ -135,7 +151,23 @@ class Leasing:
             spans = self._pick(session.key, now)
             self._is_leasing = True
             self.supply.take(peer, total(spans, self.state.block_sequences))
+            self._spent.discard(peer)
             self.propose(BlocksLeased(peer, session.incarnation, spans))
+
+    def _must_wait(self, session: Session, now_s: float) -> bool:
+        """Whether its pushes have to be merged first; void text is taken from it."""
+        leases = self.state.leases
+        if session.key not in leases.since_s:
+            # Read in text that was taken back since: it must not count in the new one.
+            return self.has_in_hand(session.key)
+        if leases.unread(session.key) < self.supply.held_max(session.peer):
+            return False
+        is_due = now_s >= self._voided_s.get(session.peer, -VOID_S_MIN) + VOID_S_MIN
+        if is_due and session.peer in self._spent and not self.has_in_hand(session.key):
+            # Others' merges overtook all its local steps: no push will ever say what it read.
+            self._voided_s[session.peer] = now_s
+            self.give_back(session.key)
+        return True
 
     def _pick(self, session: SessionKey, blocks: int) -> tuple[Span, ...]:
         if self.order is None:

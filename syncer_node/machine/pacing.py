@@ -96,6 +96,18 @@ class Pace:
             return max(1, math.ceil((fragment + 1) * self.spacing))
         return self.spec.local_steps
 
+    def live(
+        self, training: list[Session], starved: list[Session], fragment: int, version: int
+    ) -> list[Session]:
+        """Whose local steps count when it is asked whether the round of a fragment may open.
+
+        Whoever trains, and of those that ran out of text whoever has the local steps already: it
+        can be ready, and never holds up others.
+        """
+        needed = self.needed(fragment, version)
+        able = [one for one in starved if one.steps_on(fragment, version) >= needed]
+        return [*training, *able] if able else training
+
     def may_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
         """Whether the round of this fragment may open now; keeps the reason when it may not."""
         self._behind = None

@@ -514,34 +514,36 @@ class Rounds:
 
         While nobody trains no round is due, however long one waits. Learners that are about to
         leave would then take with them what they did; for them rounds open at once, of every
-        fragment on which they have local steps.
+        fragment on which they have local steps. Those that ran out of text are waited for like
+        those that train once they have their H local steps: they may get no text before a merge.
         """
         if len(self.rounds) >= self.spec.overlap_steps:
             return None
         coming = self.coming()
         if not coming:
             return None
-        training = self.members.training()
-        if not training:
-            fragment = self._of_those_who_leave(coming, now_s)
-            if fragment is not None:
-                return fragment
         fragment = coming[0]
         version = self.state.fragments[fragment].version
-        if not self.pace.may_open(fragment, version, training, now_s):
-            return self._of_another_merger(coming, training, now_s)
+        training, starved = self.members.training(), self.members.starved()
+        live = self.pace.live(training, starved, fragment, version)
+        if not live:
+            leaving = self._of_those_who_leave(coming, now_s)
+            if leaving is not None:
+                return leaving
+        if not self.pace.may_open(fragment, version, live, now_s):
+            return self._of_another_merger(coming, training, starved, now_s)
         busy = self._busy(now_s)
-        if any(self._can_ask(session, fragment, version, busy) for session in training):
+        if any(self._can_ask(session, fragment, version, busy) for session in live):
             return fragment
         # Nobody can be asked. If all that there is was here too late for its round, a round of that
         # alone must open: nobody else would ever open one. Else some are busy, and soon are not.
-        is_all_here = all(self._has_given(session, fragment) for session in training)
-        if training and is_all_here:
+        is_all_here = all(self._has_given(session, fragment) for session in live)
+        if live and is_all_here:
             return fragment
-        return self._of_another_merger(coming, training, now_s)
+        return self._of_another_merger(coming, training, starved, now_s)
 
     def _of_another_merger(
-        self, coming: list[int], training: list[Session], now_s: float
+        self, coming: list[int], training: list[Session], starved: list[Session], now_s: float
     ) -> int | None:
         """The next fragment of a merger that need not wait for the merger of the first.
 
@@ -554,9 +556,10 @@ class Rounds:
             if merger in tried or version > versions[coming[0]] + 1:
                 continue
             tried.add(merger)
-            if self.pace.could_open(fragment, version, training, now_s):
+            live = self.pace.live(training, starved, fragment, version)
+            if self.pace.could_open(fragment, version, live, now_s):
                 busy = self._busy(now_s)
-                if any(self._can_ask(session, fragment, version, busy) for session in training):
+                if any(self._can_ask(session, fragment, version, busy) for session in live):
                     return fragment
         return None
 
@@ -619,9 +622,10 @@ class Rounds:
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})
-        training = self.members.training()
-        self.pace.opened(training)
-        step_s = median_step_s(training, now_s)
+        members = self.members
+        live = self.pace.live(members.training(), members.starved(), fragment, version - 1)
+        self.pace.opened(live)
+        step_s = median_step_s(live, now_s)
         if step_s > 0:
             self.window.opening.observe(self.pace.spacing * step_s)
         mute = self.judge.without_say()

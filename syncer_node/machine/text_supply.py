@@ -43,8 +43,15 @@ LEASE_S_MIN = 15.0
 WAIT_S_MIN = 0.1
 """Until it is looked again: a bucket may lack what rounding took."""
 
+BLOCKS_HELD_MAX = 4096
+"""Blocks that a session may hold of which nothing was merged, where its speed is not known."""
+
+HELD_S = 300.0
+"""What one may hold lasts so long at its speed: a learner keeps text for four minutes without a
+syncer, and what it reads counts as held until it is merged."""
+
 CYCLES_MIN = 4
-"""A bucket holds at least what so many cycles of H local steps read."""
+"""A bucket holds at least what so many cycles of H local steps read, and so may a session."""
 
 
 @dataclass(slots=True)
@@ -139,8 +146,7 @@ class TextSupply:
         if rate is None:
             supply.level = math.inf
             return wanted, 0.0
-        cycles = CYCLES_MIN * self.local_steps * self.step_sequences
-        most = max(rate * RESERVE_S, cycles, 2 * self.block_sequences)
+        most = max(rate * RESERVE_S, self._cycles, 2 * self.block_sequences)
         if math.isinf(supply.level):
             supply.level, supply.filled_s = most - held, now_s
         supply.fill(rate, most, now_s)
@@ -149,6 +155,18 @@ class TextSupply:
         if lacking > 0:
             return 0, max(WAIT_S_MIN, lacking / rate)
         return min(wanted, math.floor(supply.level / self.block_sequences)), 0.0
+
+    def held_max(self, key: bytes) -> int:
+        """Blocks that a session of this key may hold of which nothing was merged.
+
+        More than that would be a hoard; fewer than H local steps read would never be handed in.
+        """
+        lasting = HELD_S * (self._of(key).speed or 0.0)
+        return max(BLOCKS_HELD_MAX, math.ceil(max(lasting, self._cycles) / self.block_sequences))
+
+    @property
+    def _cycles(self) -> int:
+        return CYCLES_MIN * self.local_steps * self.step_sequences
 
     def take(self, key: bytes, sequences: int) -> None:
         """The key is leased so many."""

@@ -332,6 +332,8 @@ class LeasingFields(_State):
     _returning: set[SessionKey]
     _known_at: tuple[int, int] | None
     _waiting: dict[bytes, tuple[int, float]] = msgspec.field(default_factory=dict)
+    _spent: set[bytes] = msgspec.field(default_factory=set)
+    _voided_s: dict[bytes, float] = msgspec.field(default_factory=dict)
 
 
 class CoverageFields(_State):

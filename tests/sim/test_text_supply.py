@@ -7,12 +7,14 @@ import random
 import pytest
 from msgspec import structs
 
+from node.machine.trainer_states import TrainerState
 from protocol.messages import LeaseRequest
 from protocol.trace import TrainerChanged
 from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.tiny import LIMITS
 from simulator.virtual.nodes import Speed, SpeedModel
 from syncer_node.machine.text_supply import OWN_FACTOR, RESERVE_S
+from tests.support.choices import first
 
 LONG = structs.replace(LIMITS, tokens=10**12, lease_blocks=1024)
 BATCH = 2
@@ -78,3 +80,53 @@ def test_who_asks_for_text_all_the_time_gets_its_reserve_and_its_rate():
     read_per_s = BATCH / 0.5
     rate = OWN_FACTOR * read_per_s * 1.2
     assert honest < sequences(syncer, greedy) < rate * (RESERVE_S + 600.0)
+
+
+FAST = {"steps_s": (0.3,) * 3, "batches": (64,) * 3, "limits": LONG}
+"""Learners that read the most blocks that one may hold in less than 80 s."""
+
+
+def starved_now(swarm):
+    return [one.learner.trainer_control.trainer is TrainerState.STARVED for one in swarm.learners]
+
+
+@pytest.mark.parametrize("seed", first(1, range(3)))
+def test_learners_that_ran_out_of_text_while_the_syncer_was_away_hand_in_and_go_on(seed):
+    swarm = build_swarm(seed, **FAST)
+    swarm.world.run(60.0)
+    swarm.syncer.crash()
+    swarm.world.run(560.0)
+    assert starved_now(swarm) == [True] * 3
+    merges, steps = swarm.merges, [one.trainer.local_step for one in swarm.learners]
+    swarm.syncer.boot()
+    swarm.world.run(600.0)
+    swarm.check()
+    assert swarm.merges > merges + 5
+    assert starved_now(swarm) == [False] * 3
+    assert all(
+        one.trainer.local_step > then + 40 for one, then in zip(swarm.learners, steps, strict=True)
+    )
+
+
+def test_text_lasts_for_two_minutes_without_a_syncer_however_fast_it_is_read():
+    swarm = build_swarm(1, **FAST)
+    swarm.world.run(300.0)
+    swarm.syncer.crash()
+    swarm.world.run(420.0)
+    assert starved_now(swarm) == [False] * 3
+
+
+@pytest.mark.parametrize("seed", first(1, range(3)))
+def test_a_learner_that_ran_out_of_text_while_others_merged_gets_text(seed):
+    limits = structs.replace(LONG, lease_s=3600.0)
+    swarm = build_swarm(seed, **{**FAST, "limits": limits})
+    swarm.world.run(60.0)
+    away = swarm.learners[0]
+    swarm.world.partition(away.key, swarm.syncer.key, for_s=500.0)
+    swarm.world.run(560.0)
+    assert starved_now(swarm) == [True, False, False]
+    steps = away.trainer.local_step
+    swarm.world.run(620.0)
+    swarm.check()
+    assert starved_now(swarm) == [False] * 3
+    assert away.trainer.local_step > steps + 80

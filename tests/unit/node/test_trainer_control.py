@@ -30,6 +30,7 @@ from node.machine.jobs import (
     ReplaceTrainer,
     ResumeAsked,
     StartTrainer,
+    Starved,
     StateFetched,
     Stepped,
     SuspendTrainer,
@@ -45,11 +46,13 @@ from node.machine.trainer_states import TrainerState
 from protocol import limits, wire
 from protocol.ids import short
 from protocol.log.records import (
+    BlocksLeased,
     CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
     PushProbed,
     SeatTaken,
+    Span,
 )
 from protocol.machine import Failed, Note, PeerDown, PeerUp
 from protocol.messages import (
@@ -406,6 +409,33 @@ def test_a_pause_without_an_end_has_none(bench):
     assert bench.machine.trainer_control.paused_until_s == math.inf
     bench.wait(1e6)
     assert bench.trainer is TrainerState.SUSPENDED
+
+
+def test_who_has_nothing_to_read_and_nothing_to_hand_in_says_so_at_once(bench):
+    first, second = bench.all(SYNCER.key, LeaseRequest)[-1], LeaseRequest(1024)
+    assert first.blocks > 0
+    leased = BlocksLeased(ONE.key, 1, (Span(0, 16, 0),))
+    bench.commit(bench.log.add(leased))
+    bench.wait(0.1)
+    second = bench.all(SYNCER.key, LeaseRequest)[-1]
+    assert second is not first
+    assert not second.is_spent  # There is text.
+    read = 16 * bench.tiny.genesis.data.block_sequences * 16
+    bench.note(Stepped(40, read, 1.0, 0.3, 6.0, 7.0, Cursor(16, 0)))
+    bench.note(Starved())
+    assert bench.said() == "Idle: all text leased to this host is read; more is asked for."
+    asked = len(bench.all(SYNCER.key, LeaseRequest))
+    bench.wait(0.1)
+    assert len(bench.all(SYNCER.key, LeaseRequest)) == asked  # What it read may be handed in.
+    bench.machine.fragment_sync.start_over()
+    for local in bench.machine.fragment_sync.local_fragments:
+        local.marked_step = 40  # Others' merges overtook all of it.
+    bench.wait(0.1)
+    assert bench.all(SYNCER.key, LeaseRequest)[asked:] == [LeaseRequest(second.blocks, True)]
+    bench.wait(0.1)
+    assert len(bench.all(SYNCER.key, LeaseRequest)) == asked + 1
+    bench.feed(PeerDown(SYNCER.key, "gone"))
+    assert bench.said().endswith("It goes on once a syncer answers.")
 
 
 def test_a_lease_that_was_never_answered_keeps_no_held_learner_awake():

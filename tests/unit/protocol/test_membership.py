@@ -103,6 +103,15 @@ def test_only_a_stepping_session_counts_as_training(members, state):
     assert members.training() == []
 
 
+def test_who_ran_out_of_text_hands_in_unless_it_is_suspended(members):
+    opened = members.open(ONE.key, hello(), 0.0)
+    opened.beat = heartbeat(state="starved")
+    assert members.starved() == members.handing_in() == [opened]
+    assert opened.can_push(0, opened.beat.versions[0])
+    opened.is_suspended = True
+    assert members.starved() == members.handing_in() == []
+
+
 def test_steps_count_only_on_the_version_they_stand_on():
     one = session(beat=heartbeat(steps=(3, 5), versions=(1, 2)))
     assert (one.steps_on(0, 1), one.steps_on(1, 2)) == (3, 5)

@@ -44,6 +44,14 @@ def test_nothing_opens_while_nobody_trains():
     assert one.waiting == "no learner is training"
 
 
+def test_who_ran_out_of_text_is_waited_for_no_longer_than_until_it_has_h_steps():
+    one, able, early = pace(), learner(ONE), learner(TWO, steps=7)
+    assert one.live([], [early, able], 0, 1) == [able]
+    assert one.live([early], [able], 0, 1) == [early, able]
+    assert one.live([early], [], 0, 1) == [early]
+    assert one.may_open(0, 1, one.live([], [early, able], 0, 1), 0.0)
+
+
 def test_a_round_opens_after_h_steps_and_not_before():
     one = pace()
     assert not one.may_open(0, 1, [learner(steps=7)], 0.0)

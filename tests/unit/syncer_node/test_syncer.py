@@ -30,7 +30,7 @@ from protocol.signing import seal
 from protocol.trace import PeerMisbehaved, SessionClosed, SessionRefused
 from syncer_node.machine.jobs import Adopt, FetchPush, InitialiseWeights, Merge, PushRefused
 from syncer_node.machine.leadership import Phase
-from syncer_node.machine.leasing import BLOCKS_HELD_MAX
+from syncer_node.machine.text_supply import BLOCKS_HELD_MAX
 from syncer_node.raft.jobs import Append, Appended
 from tests.support.builders import (
     ONE,

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import LeaseRequest
+from protocol.messages import Cursor, LeaseRequest, Pull
+from syncer_node.machine.leasing import VOID_S_MIN
 from syncer_node.machine.text_supply import (
+    BLOCKS_HELD_MAX,
+    CYCLES_MIN,
+    HELD_S,
     MEASURE_S_MIN,
     OWN_FACTOR,
     RESERVE_S,
@@ -162,6 +166,55 @@ def test_a_request_beyond_the_rate_waits_and_is_granted():
     assert (TWO.key, 1) in leases.since_s
     bench.wait(bench.seat.leasing.deadline_s() - bench.now_s + 0.1)
     assert 0 < leases.unread(session) < 64
+
+
+def test_text_for_five_minutes_may_be_held_by_whom_is_fast(supply):
+    assert supply.held_max(b"a") == BLOCKS_HELD_MAX
+    reading(supply, b"a", 100.0 * BLOCK)
+    assert supply.held_max(b"a") == pytest.approx(HELD_S * 100.0)
+    supply.local_steps, supply.step_sequences = 100, 1000 * BLOCK
+    assert supply.held_max(b"a") == CYCLES_MIN * 100 * 1000
+
+
+def full(bench):
+    """The learner holds as many blocks as it may."""
+    leases, session = bench.machine.state.leases, (ONE.key, 1)
+    while leases.unread(session) < BLOCKS_HELD_MAX:
+        bench.say(ONE.key, LeaseRequest(1024))
+    return leases
+
+
+def test_who_holds_all_the_text_it_may_gets_more_as_soon_as_it_is_merged():
+    bench = SyncerBench().start(ONE)
+    leases = full(bench)
+    held, read = leases.held[ONE.key, 1], leases.unread((ONE.key, 1))
+    bench.say(ONE.key, LeaseRequest(64))
+    bench.wait(1.0)
+    assert leases.unread((ONE.key, 1)) == read
+    bench.beat(ONE, local_step=20)
+    pull = bench.last(ONE.key, Pull)
+    bench.push(ONE, pull, cursor=Cursor(held[0].stop, 0))
+    assert bench.machine.state.global_step == 1
+    assert 0 < leases.unread((ONE.key, 1)) <= 64
+
+
+def test_text_that_was_read_for_nothing_is_taken_back_and_other_text_leased():
+    bench = SyncerBench().start(ONE)
+    leases = full(bench)
+    held = leases.unread((ONE.key, 1))
+    bench.say(ONE.key, LeaseRequest(64))
+    bench.wait(2.0)
+    assert leases.unread((ONE.key, 1)) == held
+    bench.say(ONE.key, LeaseRequest(64, is_spent=True))
+    assert leases.unread((ONE.key, 1)) == 64
+    full(bench)
+    bench.say(ONE.key, LeaseRequest(64, is_spent=True))
+    bench.wait(VOID_S_MIN / 2)
+    bench.beat(ONE, state="starved", steps=(0,) * 4)
+    bench.wait(VOID_S_MIN / 2 - 1.0)
+    assert leases.unread((ONE.key, 1)) >= BLOCKS_HELD_MAX
+    bench.wait(2.0)
+    assert leases.unread((ONE.key, 1)) == 64
 
 
 @given(
