@@ -125,7 +125,7 @@ def _tell_network(state: TransportState) -> None:
     if state.is_up:
         log.info("connected to the swarm")
     else:
-        log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
+        log.warning("the network engine starts anew: %s", state.reason)
 
 
 class LearnerDaemon:

@@ -90,6 +90,8 @@ class Session:
     """Others measured that its pushes are not trained: it is here, and takes no part."""
     faults: dict[str, int] = field(default_factory=dict)
     """Messages of it that were refused, by reason."""
+    stood_still: bool = True
+    """It was away, or its inner loop stood, since its speed was last measured."""
     busy: list[tuple[float, float]] = field(default_factory=list)
     """When it was heard lately, and the seconds that its device had computed by then."""
     key: tuple[bytes, int] = field(init=False)
@@ -135,6 +137,7 @@ class Session:
         self._keep_busy(beat.busy_s, now_s)
         if self.training_s is None and beat.state == "training":
             self.training_s = now_s
+        self.stood_still = self.stood_still or beat.state != "training"
         self.is_news = former is None or (
             (beat.state, beat.local_step, beat.steps, beat.versions)
             != (former.state, former.local_step, former.steps, former.versions)

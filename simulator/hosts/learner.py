@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from host.bulk.blob_store import BlobStore
 from host.tape.taping import NoTape
@@ -265,7 +266,8 @@ class SimLearner(Host):
         if isinstance(action, jobs.DropFed):
             self.trainer.command(self.trainer.spans.clear)
             return
-        self.trainer.spans.extend(action.spans)
+        # In their order: what is dropped at the next boundary is only what came before.
+        self.trainer.command(partial(self.trainer.spans.extend, action.spans))
         self._step()
 
     def _write_down(self, action: jobs.SetProgress | jobs.KeepReceipt) -> None:

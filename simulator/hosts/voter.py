@@ -21,7 +21,8 @@ from syncer_node.raft.raft import RESTART_EXIT, Raft
 FSYNC_S = 0.004
 RESTART_S = 0.2
 PROOFS_KEPT = 0.98
-"""Share of the proofs that are on the disk at once: they are not fsynced, a crash may lose some."""
+"""Share of the proofs that are on the disk at once. The others come with the next one, unless the
+host dies before."""
 
 
 class SimVoter(Host):
@@ -38,6 +39,8 @@ class SimVoter(Host):
         self.signer = signer
         self.observer = observer
         self.chance = random.Random(f"{name} {world.seed}")
+        self.unkept_proofs: list[Certificate] = []
+        """Proofs that would be on the disk by now, had it not failed."""
         self.wipe()
         self.wall_offset_s = 1.7e9
         """A clock that was set: the daemon takes note when it starts."""
@@ -65,8 +68,11 @@ class SimVoter(Host):
         self.observer(self, entry, index)
 
     def _keep_proof(self, certificate: Certificate) -> None:
-        if self.chance.random() < PROOFS_KEPT:
-            self.disk.keep(certificate)
+        self.unkept_proofs.append(certificate)
+        if self.chance.random() < PROOFS_KEPT and not self.disk.is_full:
+            for proof in self.unkept_proofs:
+                self.disk.keep(proof)
+            self.unkept_proofs.clear()
 
     # Lives.
 
@@ -92,6 +98,7 @@ class SimVoter(Host):
     def crash(self) -> None:
         is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         super().crash()
+        self.unkept_proofs.clear()
         if is_restart:
             self.world.after(RESTART_S, self.revive)
 

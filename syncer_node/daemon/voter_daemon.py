@@ -327,4 +327,4 @@ def _tell_network(log: logging.Logger, state: TransportState) -> None:
     if state.is_up:
         log.info("the network engine is up")
     else:
-        log.warning("the network engine is down: %s; it is being rebuilt", state.reason)
+        log.warning("the network engine starts anew: %s", state.reason)

@@ -153,6 +153,7 @@ class Leadership:
             coverage=self._coverage(),
             wall_offset_s=_wall_offset_s(setup, state, self._now_s),
             propose=self._propose,
+            is_returning=lambda session: self.leasing.is_returning(session),
             rng=setup.rng,
             contributor_notes=self.contributor_notes,
             pace=Pace(rounds, setup.genesis.fragments),

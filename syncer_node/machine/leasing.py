@@ -95,11 +95,23 @@ class Leasing:
             session = (part.learner, part.incarnation)
             read = self.state.leases.read(session, self.state.block_sequences)
             if part.trust > 0 and read is not None:
-                self.supply.proved(*session, read, now_s)
+                here = self.members.sessions.get(part.learner)
+                stood = here is None or here.stood_still
+                is_measured = self.supply.proved(*session, read, now_s, stood=stood)
+                if is_measured and here is not None:
+                    here.stood_still = False
         self.supply.forget(self.members.sessions, now_s)
         for peer in [one for one in self._voided_s if one not in self.members.sessions]:
             del self._voided_s[peer]
         self._look_at([part.learner for part in contributions], now_s)
+
+    def is_returning(self, session: SessionKey) -> bool:
+        """Whether its text is on its way back, by a record that is not committed yet.
+
+        What it hands in until then was read in text that is not its own any more: the text that it
+        gets afterwards must not pay for it.
+        """
+        return session in self._returning
 
     def give_back(self, session: SessionKey) -> None:
         """This session is over: what it did not hand in is leased again."""
@@ -157,6 +169,8 @@ class Leasing:
     def _must_wait(self, session: Session, now_s: float) -> bool:
         """Whether its pushes have to be merged first; void text is taken from it."""
         leases = self.state.leases
+        if self.is_returning(session.key):
+            return True
         if session.key not in leases.since_s:
             # Read in text that was taken back since: it must not count in the new one.
             return self.has_in_hand(session.key)

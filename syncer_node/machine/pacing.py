@@ -166,15 +166,18 @@ class Pace:
         """Who is ready, and the rates of them and of whoever is awaited.
 
         One loop over all learners, which a syncer takes several times a second. Ready is who has
-        credit and the local steps. Awaited is who does not let the time pass in which it would be
-        ready: one that claims to train and never has anything to hand in must not hold up others.
+        credit, or no text to earn any with, and the local steps. Awaited is who does not let the
+        time pass in which it would be ready: one that claims to train and never has anything to
+        hand in must not hold up others.
         """
         needed, patience_s, found = self.needed(fragment, version), self.spec.patience_s, _Rates()
         for session in live:
             beat, rate = session.beat, session.proven_steps_per_s(now_s)
             is_ready = (
                 beat is not None
-                and beat.local_step >= self._due(session.key, beat.local_step)
+                and (
+                    session.is_starved or beat.local_step >= self._due(session.key, beat.local_step)
+                )
                 and session.steps_on(fragment, version) >= needed
             )
             if is_ready:

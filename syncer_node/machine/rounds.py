@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_fields
 
 from protocol import limits
 from protocol.effect_queue import EffectQueue
+from protocol.ids import SessionKey
 from protocol.log.records import Body, Contribution, FragmentMerged, counted_tokens
 from protocol.log.state import SwarmState
 from protocol.machine import Failed
@@ -158,6 +159,8 @@ class Rounds:
     coverage: Coverage
     wall_offset_s: float
     propose: Callable[[Body], None]
+    is_returning: Callable[[SessionKey], bool]
+    """Whether the text of a session is about to go back: nothing read in it counts."""
     rng: random.Random
     """Draws what nobody who hands in may foresee."""
     contributor_notes: ContributorNotes
@@ -599,7 +602,7 @@ class Rounds:
         is_slow = self.uplinks.spans.get(session.key, 1) > self.spec.overlap_steps
         if busy.has(session.peer, fragment, is_slow=is_slow):
             return False
-        if (fragment, session.peer) in self.stragglers:
+        if (fragment, session.peer) in self.stragglers or self.is_returning(session.key):
             return False
         return session.can_push(fragment, version)
 
@@ -850,6 +853,8 @@ class Rounds:
     ) -> tuple[Outcome, str, str] | None:
         """The outcome of a push that cannot count in this version, and None for one that can."""
         numel = self.numels[ticket.fragment]
+        if self.is_returning(session.key):
+            return "late", "its text goes back to others", ""
         if header.fragment != ticket.fragment:
             return "rejected", "wrong-fragment", f"{header.fragment}, pulled {ticket.fragment}"
         if header.codec not in (self.spec.up_codec, ticket.codec):

@@ -70,16 +70,26 @@ class Supply:
     """Sequences of that session's line that were done with when its speed was last measured."""
     read_s: float = 0.0
 
-    def proved(self, incarnation: int, read: int, now_s: float) -> None:
-        """A merged push shows that this session is done with so many sequences."""
+    def proved(self, incarnation: int, read: int, now_s: float, *, stood: bool) -> bool:
+        """A merged push shows that this session is done with so many sequences.
+
+        stood: it stood still since the last measurement, or was not heard: what it read since then
+        says less than how fast it can read, so that only a higher speed than known counts. Whether
+        there was a measurement.
+        """
         if incarnation != self.incarnation:
             self.incarnation, self.read, self.read_s = incarnation, read, now_s
-        elif read > self.read and now_s >= self.read_s + MEASURE_S_MIN:
-            self.speeds.append((read - self.read) / (now_s - self.read_s))
+            return True
+        if read <= self.read or now_s < self.read_s + MEASURE_S_MIN:
+            return False
+        speed = (read - self.read) / (now_s - self.read_s)
+        self.read, self.read_s = read, now_s
+        if not stood or speed > (self.speed or 0.0):
+            self.speeds.append(speed)
             del self.speeds[:-SPEEDS_KEPT]
             if len(self.speeds) >= SPEEDS_MIN:
                 self.speed = median(self.speeds)
-            self.read, self.read_s = read, now_s
+        return True
 
     def fill(self, rate: float, most: float, now_s: float) -> None:
         """Time passes, at so many sequences per second; the bucket holds `most`."""
@@ -101,10 +111,17 @@ class TextSupply:
     """All that are known, lowest first; None once one may have changed. Many ask between two
     merges, and each would sort them anew."""
 
-    def proved(self, key: bytes, incarnation: int, read: int, now_s: float) -> None:
-        """A push of this session that counted was merged. read: as `LeaseBook.read`."""
-        self._of(key).proved(incarnation, read, now_s)
-        self._speeds = None
+    def proved(
+        self, key: bytes, incarnation: int, read: int, now_s: float, *, stood: bool = False
+    ) -> bool:
+        """A push of this session that counted was merged. read: as `LeaseBook.read`.
+
+        stood: it stood still for a time since the last measurement. Whether this was one.
+        """
+        is_measured = self._of(key).proved(incarnation, read, now_s, stood=stood)
+        if is_measured:
+            self._speeds = None
+        return is_measured
 
     def knows_others(self, key: bytes) -> bool:
         """Whether so many others have proven their speed that `seen` does not matter for a key."""

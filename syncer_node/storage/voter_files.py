@@ -23,8 +23,11 @@ from protocol.project import Charter
 from syncer_node.machine.jobs import Installed, InstallState
 from syncer_node.raft import jobs
 from syncer_node.raft.ballot import DISK_NAME_BYTES, Ballot
-from syncer_node.raft.log import Floor
+from syncer_node.raft.log import ENTRIES_KEPT, Floor
 from syncer_node.storage.write_ahead_log import WriteAheadLog
+
+PROOFS_UNSYNCED_MAX = 256
+"""Certificates that a power failure may take with it."""
 
 
 class StoredFloor(Struct, frozen=True, array_like=True):
@@ -50,6 +53,8 @@ class VoterFiles:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._unsynced: dict[int, Certificate] = {}
+        """Certificates that are not known to be on the disk, by record."""
         self._open(self._read_floor())
         self._debt = (0, 0)
         """Records that this disk gave up since its ballot was read, and their epoch."""
@@ -140,6 +145,7 @@ class VoterFiles:
         require_space(self.root)
         self.log.cut(after - self.floor.index)
         self.certificates.cut(after - self.floor.index)
+        self._unsynced = {at: one for at, one in self._unsynced.items() if at <= after}
         self.log.append_all(records)
 
     def record(self, index: int) -> bytes:
@@ -156,9 +162,23 @@ class VoterFiles:
         return itertools.islice(frames, max(0, up_to - after))
 
     def keep_certificate(self, certificate: Certificate) -> None:
-        """Store a proof beside the log, some time; one that is lost is made again or asked for."""
-        if certificate.index == self.floor.index + len(self.certificates) + 1:
-            self.certificates.append(wire.encode(certificate), durable=False)
+        """Store a proof beside the log, some time; TransientError if that is impossible now.
+
+        It is written with the next one then: a gap would keep out all that follow, and what is too
+        old others do not have any more. A power failure takes few of them.
+        """
+        self._unsynced[certificate.index] = certificate
+        while following := self._unsynced.get(self.floor.index + len(self.certificates) + 1):
+            self.certificates.append(wire.encode(following), durable=False)
+        if len(self.certificates) - self.certificates.synced >= PROOFS_UNSYNCED_MAX:
+            self._sync_proofs()
+        if len(self._unsynced) > ENTRIES_KEPT:  # Others have all of these still.
+            del self._unsynced[min(self._unsynced)]
+
+    def _sync_proofs(self) -> None:
+        self.certificates.flush()
+        last = self.floor.index + self.certificates.synced
+        self._unsynced = {at: one for at, one in self._unsynced.items() if at > last}
 
     def keep_proofs(self, certificates: Sequence[Certificate]) -> None:
         """Store these proofs durably, with all before them. TransientError if that is impossible.
@@ -168,7 +188,7 @@ class VoterFiles:
         """
         for certificate in certificates:
             self.keep_certificate(certificate)
-        self.certificates.flush()
+        self._sync_proofs()
         if self.certified < certificates[-1].index:
             raise TransientError(f"the proof of record {certificates[-1].index} does not follow")
 
@@ -313,6 +333,7 @@ class VoterFiles:
             shutil.copy2(self.log.path, self.log.path.with_name(f"log.before-epoch-{epoch}"))
         self.log.cut(max(0, index - self.floor.index))
         self.certificates.cut(max(0, index - self.floor.index))
+        self._unsynced = {at: one for at, one in self._unsynced.items() if at <= index}
         self.certificates.flush()  # Nobody signs for records before the origin again.
 
     def close(self) -> None:
@@ -322,6 +343,7 @@ class VoterFiles:
     def _open(self, floor: StoredFloor) -> None:
         self.floor = floor
         self.log, self.certificates = map(WriteAheadLog, self._paths(floor.log))
+        self._unsynced.clear()
 
     def _paths(self, name: str) -> tuple[Path, Path]:
         """Of a log, and of its certificates."""

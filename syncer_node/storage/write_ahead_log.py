@@ -36,6 +36,11 @@ class WriteAheadLog:
     def __len__(self) -> int:
         return len(self._offsets)
 
+    @property
+    def synced(self) -> int:
+        """Frames that a power failure leaves."""
+        return self._synced
+
     def append(self, content: bytes, *, durable: bool) -> None:
         """Add a frame behind the last; on return it is on disk if `durable`.
 

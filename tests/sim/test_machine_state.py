@@ -56,7 +56,8 @@ GIVEN = {
     "contributor_notes": {"state", "members", "propose"},
     "rounds": {
         *("effects", "state", "members", "spec", "outer", "numels", "coverage"),
-        *("propose", "contributor_notes", "pace", "rounds", "rng", "judge", "mergers"),
+        *("propose", "is_returning", "contributor_notes", "pace", "rounds", "rng", "judge"),
+        *("mergers",),
     },
     "pace": {"spec", "fragments", "_behind"},
     "leasing": {

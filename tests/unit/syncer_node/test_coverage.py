@@ -7,9 +7,10 @@ import pytest
 from protocol.log.leases import LeaseBook, TextShape
 from protocol.log.records import BlocksReturned
 from protocol.machine import PeerDown
-from protocol.messages import Cursor, LeaseRequest, Settled
+from protocol.messages import Cursor, LeaseRequest, Pull, Settled
 from simulator.stand_ins.tiny import tiny_project
 from syncer_node.machine.trust.coverage import Coverage
+from syncer_node.raft.jobs import Append
 from tests.support.builders import ONE, SYNCER, TWO, SyncerBench, project, push_header, rounds
 
 SESSION = (ONE.key, 1)
@@ -104,3 +105,30 @@ def test_nobody_gets_other_text_while_a_push_of_the_former_has_no_fate():
     bench.wait(2.0)
     assert SESSION in bench.machine.state.leases.since_s
     assert bench.machine.state.leases.handed_in.get(SESSION, {}) == {}
+
+
+def test_nothing_counts_that_was_read_in_text_that_is_on_its_way_back():
+    bench = SyncerBench(SOLO).start(ONE)
+    pulls = bench.train(ONE)
+    bench.feed(PeerDown(ONE.key, "cable"))
+    bench.hold = {Append}
+    bench.wait(SOLO.charter.limits.lease_s + 1.0)
+    assert bench.jobs(Append)
+    assert SESSION in bench.machine.state.leases.since_s  # The record is not stored yet.
+    bench.join(ONE)
+    asked = len(bench.all(ONE.key, Pull))
+    bench.say(ONE.key, LeaseRequest(8))
+    bench.beat(ONE, local_step=40)
+    bench.wait(2.0)
+    assert len(bench.all(ONE.key, Pull)) == asked
+    bench.push(ONE, pulls[ONE.key], cursor=Cursor(4, 0))
+    assert bench.last(ONE.key, Settled).outcome == "late"
+    bench.hold = set()
+    while bench.jobs(Append):
+        bench.store()
+    bench.wait(2.0)
+    leases = bench.machine.state.leases
+    assert SESSION in leases.since_s
+    assert leases.handed_in.get(SESSION, {}) == {}
+    bench.beat(ONE, local_step=60)
+    assert len(bench.all(ONE.key, Pull)) > asked

@@ -124,6 +124,21 @@ def test_who_becomes_ten_times_faster_goes_on_until_it_has_proven_so(supply):
         supply.proved(b"a", 1, read, at_s)
 
 
+def test_who_stood_still_proves_a_higher_speed_and_no_lower_one(supply):
+    at_s = known(supply)
+    one = supply.supplies[b"a"]
+    assert one.speed == 4.0
+    for number in range(1, 12):
+        read = one.read + round(MEASURE_S_MIN)
+        assert supply.proved(b"a", 1, read, at_s + number * MEASURE_S_MIN, stood=True)
+    assert one.speed == 4.0
+    at_s = one.read_s
+    for number in range(1, 12):
+        read = one.read + round(8.0 * MEASURE_S_MIN)
+        assert supply.proved(b"a", 1, read, at_s + number * MEASURE_S_MIN, stood=True)
+    assert one.speed == 8.0
+
+
 def test_text_that_went_back_can_be_had_again(supply):
     at_s = known(supply)
     blocks, _ = blocks_of(supply, b"a", 10**6, at_s)

@@ -11,6 +11,7 @@ from host.runtime.atomic_files import DiskFull
 from protocol.errors import CorruptState, TransientError
 from protocol.log.records import SeatTaken
 from syncer_node.raft.log import Floor
+from syncer_node.storage import voter_files
 from syncer_node.storage.voter_files import VoterFiles, kept_addresses
 from tests.support.builders import SYNCER, TWO, Log, merged, sealed_charter, weights
 
@@ -364,4 +365,48 @@ def test_proofs_are_kept_with_all_before_them(files, monkeypatch):
     monkeypatch.undo()
     assert files.certified == 0
     files.keep_proofs(proofs)
+    assert again(files).certified == 4
+
+
+def test_a_proof_that_could_not_be_written_comes_with_the_next(files, monkeypatch):
+    log = filled(files, certificates=1)
+    second, third, fourth = (entry.certificate for entry in log.entries[1:])
+    monkeypatch.setattr(files.certificates, "_open", fail(errno.ENOSPC))
+    for certificate in (second, third):
+        with pytest.raises(TransientError):
+            files.keep_certificate(certificate)
+    monkeypatch.undo()
+    assert files.certified == 1
+    files.keep_certificate(fourth)
+    assert again(files).certified == 4
+
+
+def test_a_proof_of_a_record_that_was_replaced_does_not_come_with_the_next(files, monkeypatch):
+    log = filled(files, certificates=1)
+    monkeypatch.setattr(files.certificates, "_open", fail(errno.ENOSPC))
+    with pytest.raises(TransientError):
+        files.keep_certificate(log.entries[1].certificate)
+    monkeypatch.undo()
+    files.append(1, log.encoded[1:])
+    files.keep_certificate(log.entries[2].certificate)
+    assert files.certified == 1
+
+
+def test_a_power_failure_takes_few_proofs(files, monkeypatch):
+    monkeypatch.setattr(voter_files, "PROOFS_UNSYNCED_MAX", 3)
+    log = filled(files, certificates=2)
+    assert files.certificates.synced == 0
+    files.keep_certificate(log.entries[2].certificate)
+    assert files.certificates.synced == 3
+
+
+def test_proofs_that_a_failed_sync_took_are_written_again(files, monkeypatch):
+    monkeypatch.setattr(voter_files, "PROOFS_UNSYNCED_MAX", 3)
+    log = filled(files, certificates=2)
+    monkeypatch.setattr(os, "fsync", fail(errno.EIO))
+    with pytest.raises(TransientError):
+        files.keep_certificate(log.entries[2].certificate)
+    monkeypatch.undo()
+    assert files.certified == 0
+    files.keep_certificate(log.entries[3].certificate)
     assert again(files).certified == 4
