@@ -136,6 +136,11 @@ class LearnerContext:
         return self.charter is not None and self.charter.rounds.apply == "rebase"
 
     @property
+    def local_steps(self) -> int:
+        """H; 0 before there is a charter."""
+        return self.charter.rounds.local_steps if self.charter is not None else 0
+
+    @property
     def keeps_left_out(self) -> bool:
         """Whether local steps outlive a merge that has no push of this learner in it."""
         return self.charter is not None and self.charter.rounds.participants_max > 0

@@ -59,6 +59,8 @@ class LocalFragment:
     push: OpenPush | None = None
     pull: Pull | None = None
     """A pull that waits for the newest version to be applied."""
+    was_captured: bool = False
+    """Something was handed in since the inner loop last started over from a version."""
     marked_step: int = 0
     """Local steps up to here are handed in or given up for this fragment."""
     marked_tokens: int = 0
@@ -124,4 +126,5 @@ class LocalFragment:
         self.must_assign = True
         self.merged_sequence = None
         self.push = self.pull = None
+        self.was_captured = False
         self.marked_step = self.marked_tokens = self.handed_step = 0

@@ -317,6 +317,7 @@ class FragmentSync:
             return
         local.standing = result.version
         if job.is_assign:
+            local.was_captured = False
             local.overwrite(result.local_step)
             local.marked_step, local.marked_tokens = result.local_step, result.tokens
             local.accounts.assigned(result.tokens)
@@ -343,6 +344,7 @@ class FragmentSync:
             self._hand_in()
             return
         push.local_step, push.tokens = result.local_step, result.tokens
+        local.was_captured = True
         self.handed_cursor = result.cursor
         local.accounts.handed(push.sequence, result.tokens)
         push.message = self._seal(push, result, steps, result.tokens - local.marked_tokens)
@@ -390,13 +392,28 @@ class FragmentSync:
 
     def _deliver(self, local: LocalFragment) -> None:
         is_assign = local.must_assign or not self.context.rebases
-        if is_assign and not local.must_assign and self.context.keeps_left_out:
-            is_assign = local.merged_sequence is not None
+        if is_assign and not local.must_assign:
+            is_assign = not self._lives_on(local)
         kept_frac = 0.0 if local.must_assign else self.context.kept_frac
         local.delivering = local.held
         job = jobs.Deliver(local.index, local.held, is_assign, local.merged_sequence, kept_frac)
         local.must_assign, local.merged_sequence = False, None
         self.context.effects.start(job)
+
+    def _lives_on(self, local: LocalFragment) -> bool:
+        """Whether local steps outlive a merge that has none of them in it.
+
+        They do where a round asks some of the learners, and where one local step takes longer than
+        the others need from merge to merge: started over each time, that learner would never have
+        anything to hand in.
+        """
+        context = self.context
+        if local.merged_sequence is not None:
+            return False
+        if context.keeps_left_out:
+            return True
+        done = context.stepped.local_step if context.stepped else 0
+        return not local.was_captured and local.steps(done) <= context.local_steps
 
     def _freeze(self, local: LocalFragment) -> None:
         plan = self.freezing

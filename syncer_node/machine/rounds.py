@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,9 @@ from syncer_node.machine.uplinks import Uplinks
 
 RETRY_AFTER_S = 5.0
 """Pause of merging after a merge could not be stored, for example on a full disk."""
+
+GRACE_FACTOR = 2.0
+"""A learner whose local step takes longer than so many grace windows is not waited for."""
 
 STEP_S_MIN = 0.01
 """No learner is believed to take local steps faster than this."""
@@ -723,8 +727,7 @@ class Rounds:
         if current.state is RoundState.OPEN:
             if not current.is_ripe(now_s):
                 return
-            rates = (s.proven_steps_per_s(now_s) for s in able if s.peer in current.tickets)
-            slowest_step_s = max((1 / rate for rate in rates if rate > 0), default=0.0)
+            slowest_step_s = self._slowest_step_s(current, able, now_s)
         verdict = current.look(
             now_s, live=len(able), window=self.window, slowest_step_s=slowest_step_s
         )
@@ -739,6 +742,25 @@ class Rounds:
             self._close(current, now_s)
         elif verdict == "abandon":
             self._abandon(current, "no push arrived in time")
+
+    def _slowest_step_s(self, current: Round, able: list[Session], now_s: float) -> float:
+        """Of those asked, but for learners whose push a grace window would hardly see.
+
+        They hand in when their local step is over; what comes then is part of the next merge, and
+        the others would discard the local steps of the wait. 0 if nobody else is waited for.
+        """
+        worth_s = GRACE_FACTOR * self.window.grace_s(math.inf)
+        slowest_s, is_awaited = 0.0, False
+        for session in able:
+            ticket, rate = current.tickets.get(session.peer), session.proven_steps_per_s(now_s)
+            if ticket is None or rate <= 0:
+                continue
+            is_pending = ticket.is_pending(now_s, self.spec.pull_timeout_s)
+            if is_pending and 1 / rate > worth_s:
+                continue
+            is_awaited = is_awaited or is_pending
+            slowest_s = max(slowest_s, 1 / rate)
+        return slowest_s if is_awaited else 0.0
 
     def _close(self, current: Round, now_s: float) -> None:
         parts = []

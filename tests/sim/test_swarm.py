@@ -61,6 +61,30 @@ def test_the_grace_window_lets_a_slower_learner_take_part():
     assert sum(f.participants for f in late) / len(late) > 2.4
 
 
+@pytest.mark.parametrize("seed", first(1, range(3)))
+def test_a_learner_whose_local_step_is_longer_than_a_cycle_counts(seed):
+    rounds = RoundSpec(4, 2, 1, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
+    swarm = build_swarm(seed, rounds=rounds, steps_s=(0.3, 0.3, 0.3, 2.4))
+    swarm.world.run(200.0)
+    swarm.check()
+    slow = swarm.learners[3]
+    counted = swarm.syncer.syncer.state.accounts[slow.key].tokens / len(slow.bank.layout.fragments)
+    assert swarm.merges > 300
+    assert counted > 0.4 * slow.trainer.tokens
+
+
+def test_others_do_not_wait_for_a_local_step_that_is_longer_than_any_grace():
+    rounds = RoundSpec(24, 2, 1, 0.9, 0.5, 10.0, 30.0, "overwrite", "int4", "int4")
+    merges = []
+    for more in ((), (10.0,)):
+        swarm = build_swarm(1, rounds=rounds, steps_s=(0.3, 0.3, 0.3, *more))
+        swarm.world.run(300.0)
+        swarm.check()
+        merges.append(swarm.merges)
+    assert merges[1] > 0.96 * merges[0]
+    assert swarm.syncer.syncer.state.has_merges(swarm.learners[3].key)
+
+
 def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
     rounds = RoundSpec(8, 2, 5, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
     swarm = build_swarm(4, rounds=rounds)

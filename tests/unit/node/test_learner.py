@@ -21,6 +21,7 @@ from node.machine.jobs import (
     ShowReport,
     StartTrainer,
     StateFetched,
+    Stepped,
     SyncerAnswers,
     Thaw,
     TrainerLost,
@@ -447,16 +448,24 @@ def test_pushes_are_handed_in_in_the_order_of_their_captures(bench, log, first):
 
 
 @pytest.mark.parametrize(
-    ("most", "learner", "is_assign"), [(4, STRANGER, False), (4, ONE, True), (0, STRANGER, True)]
+    ("most", "learner", "was_captured", "is_assign"),
+    [
+        (4, STRANGER, False, False),
+        (4, STRANGER, True, False),
+        (4, ONE, True, True),
+        (0, STRANGER, False, False),
+        (0, STRANGER, True, True),
+        (0, ONE, True, True),
+    ],
 )
-def test_local_steps_outlive_a_merge_that_asked_others(most, learner, is_assign):
+def test_local_steps_outlive_a_merge_that_asked_others(most, learner, was_captured, is_assign):
     tiny = project(rounds(participants_max=most))
     log = Log(SeatTaken(SYNCER.key), weights(), tiny=tiny)
     bench = LearnerBench(tiny=tiny).follow(log)
     finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
     bench.done(StartTrainer, TrainerReady("cpu", 1))
     finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
-    if learner is ONE:
+    if was_captured:
         bench.say(SYNCER.key, Pull(1, 0, 0))
         bench.done(Capture, Captured(0, digest_of("payload"), 16, 4, 1024, Cursor(0, 0)))
     bench.commit(log.add(merged(contributions=(contribution(learner=learner.key, sequence=1),))))
@@ -466,6 +475,22 @@ def test_local_steps_outlive_a_merge_that_asked_others(most, learner, is_assign)
     bench.done(Deliver, Delivered(1, 6, 6 * 32))
     local = bench.machine.fragment_sync.local_fragments[0]
     assert local.steps(6) == (0 if is_assign else 6)
+
+
+@pytest.mark.parametrize(("steps", "is_assign"), [(8, False), (9, True)])
+def test_more_than_h_local_steps_on_a_replaced_version_are_given_up(bench, log, steps, is_assign):
+    finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
+    bench.done(StartTrainer, TrainerReady("cpu", 1))
+    finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
+    place = Cursor(0, 0)
+    bench.feed(Note(Stepped(steps, steps * 32, 1.0, 0.3, 1.0, 1.0, place)))
+    bench.commit(log.add(merged(contributions=(contribution(learner=STRANGER.key, sequence=1),))))
+    finish(bench, Advance, lambda job: Advanced())
+    (job,) = bench.jobs(Deliver)
+    assert job.is_assign == is_assign
+    bench.done(Deliver, Delivered(1, steps, steps * 32))
+    local = bench.machine.fragment_sync.local_fragments[0]
+    assert (local.steps(steps), local.discarded_steps) == ((0, 9) if is_assign else (8, 0))
 
 
 def test_the_next_trainer_reads_nothing_that_is_in_a_push(bench, log):
