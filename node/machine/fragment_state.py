@@ -9,6 +9,7 @@ always applied before the next hand-in. At most one push of a fragment is unreso
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -59,6 +60,10 @@ class LocalFragment:
     push: OpenPush | None = None
     pull: Pull | None = None
     """A pull that waits for the newest version to be applied."""
+    committed_s: float | None = None
+    """When its newest version became known."""
+    cycle_s: float = math.inf
+    """From the version before to that one."""
     was_captured: bool = False
     """Something was handed in since the inner loop last started over from a version."""
     marked_step: int = 0
@@ -96,6 +101,12 @@ class LocalFragment:
     def steps(self, local_step: int) -> int:
         """Local steps not handed in."""
         return max(0, local_step - self.marked_step) if self.standing != NONE else 0
+
+    def passed(self, now_s: float) -> None:
+        """Its next version became known."""
+        if self.committed_s is not None:
+            self.cycle_s = now_s - self.committed_s
+        self.committed_s = now_s
 
     def overwrite(self, local_step: int) -> None:
         """The inner loop starts over from a version: book what is in no push as discarded."""

@@ -154,6 +154,7 @@ class FragmentSync:
         """A new version of a fragment counts; perhaps with a push of ours in it."""
         local = self.local_fragments[merged.fragment]
         local.queue.append(merged)
+        local.passed(self.context.now_s)
         setup = self.context.setup
         for part in merged.contributions:
             if (part.learner, part.incarnation) == (setup.signer.key, setup.incarnation):
@@ -405,15 +406,17 @@ class FragmentSync:
 
         They do where a round asks some of the learners, and where one local step takes longer than
         the others need from merge to merge: started over each time, that learner would never have
-        anything to hand in.
+        anything to hand in. More than H are of a learner that was away.
         """
         context = self.context
         if local.merged_sequence is not None:
             return False
         if context.keeps_left_out:
             return True
-        done = context.stepped.local_step if context.stepped else 0
-        return not local.was_captured and local.steps(done) <= context.local_steps
+        stepped = context.stepped
+        if stepped is None or local.was_captured or stepped.step_s <= local.cycle_s:
+            return False
+        return local.steps(stepped.local_step) <= context.local_steps
 
     def _freeze(self, local: LocalFragment) -> None:
         plan = self.freezing

@@ -453,7 +453,7 @@ def test_pushes_are_handed_in_in_the_order_of_their_captures(bench, log, first):
         (4, STRANGER, False, False),
         (4, STRANGER, True, False),
         (4, ONE, True, True),
-        (0, STRANGER, False, False),
+        (0, STRANGER, False, True),
         (0, STRANGER, True, True),
         (0, ONE, True, True),
     ],
@@ -477,20 +477,27 @@ def test_local_steps_outlive_a_merge_that_asked_others(most, learner, was_captur
     assert local.steps(6) == (0 if is_assign else 6)
 
 
-@pytest.mark.parametrize(("steps", "is_assign"), [(8, False), (9, True)])
-def test_more_than_h_local_steps_on_a_replaced_version_are_given_up(bench, log, steps, is_assign):
+@pytest.mark.parametrize(
+    ("steps", "step_s", "is_assign"), [(8, 5.0, False), (9, 5.0, True), (8, 3.0, True)]
+)
+def test_who_is_lapped_keeps_up_to_h_local_steps(bench, log, steps, step_s, is_assign):
     finish(bench, FetchState, lambda job: StateFetched(((SYNCER.key, 1),)))
     bench.done(StartTrainer, TrainerReady("cpu", 1))
     finish(bench, Deliver, lambda job: Delivered(job.version, 0, 0))
-    place = Cursor(0, 0)
-    bench.feed(Note(Stepped(steps, steps * 32, 1.0, 0.3, 1.0, 1.0, place)))
-    bench.commit(log.add(merged(contributions=(contribution(learner=STRANGER.key, sequence=1),))))
-    finish(bench, Advance, lambda job: Advanced())
-    (job,) = bench.jobs(Deliver)
-    assert job.is_assign == is_assign
-    bench.done(Deliver, Delivered(1, steps, steps * 32))
+    for version in (1, 2):
+        part = contribution(learner=STRANGER.key, sequence=version)
+        bench.commit(log.add(merged(version=version, contributions=(part,))))
+        finish(bench, Advance, lambda job: Advanced())
+        (job,) = bench.jobs(Deliver)
+        if version == 1:  # How long the others need is not known yet.
+            assert job.is_assign
+            bench.done(Deliver, Delivered(1, 0, 0))
+            bench.feed(Note(Stepped(steps, steps * 32, 1.0, step_s, 1.0, 1.0, Cursor(0, 0))))
+            bench.now_s += 4.0
+    assert (job.version, job.is_assign) == (2, is_assign)
+    bench.done(Deliver, Delivered(2, steps, steps * 32))
     local = bench.machine.fragment_sync.local_fragments[0]
-    assert (local.steps(steps), local.discarded_steps) == ((0, 9) if is_assign else (8, 0))
+    assert (local.steps(steps), local.discarded_steps) == ((0, steps) if is_assign else (8, 0))
 
 
 def test_the_next_trainer_reads_nothing_that_is_in_a_push(bench, log):
