@@ -1,14 +1,15 @@
 """What a round costs with more and more learners: the machines themselves, in virtual time.
 
-    python benchmarks/many_learners.py [--learners 16,64,256,1000] [--cycles 2] [--json FILE]
-        [--plot FILE]
+    python benchmarks/many_learners.py [--learners 16,64,256,1000] [--cycles 2]
+        [--syncer 1000/1000] [--json FILE] [--plot FILE]
 
-One syncer on a line of 1 Gbit/s and learners on lines of 100 and 20 Mbit/s, with local steps of two
-seconds; a model of 100 million parameters in 24 fragments, 4 bits a value, merged every 24 local
-steps by 64 learners at most, in turn. Tensors are tiny, and what is sent takes as long as those of
-that model. Looked at, once everybody has joined, are whole cycles of merges: how much of the
-learners' time goes into local steps, how many copies of a payload the syncer sends, when the last
-learner has it, and what the syncer's line and machine carry. Processor time is this machine's.
+One syncer on a line of 1 Gbit/s, or of so many Mbit/s down and up, and learners on lines of 100 and
+20 Mbit/s, with local steps of two seconds; a model of 100 million parameters in 24 fragments, 4
+bits a value, merged every 24 local steps by 64 learners at most, in turn. Tensors are tiny, and
+what is sent takes as long as those of that model. Looked at, once everybody has joined, are whole
+cycles of merges: how much of the learners' time goes into local steps, how many copies of a payload
+the syncer sends, when the last learner has it, and what the syncer's line and machine carry.
+Processor time is this machine's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from protocol.numerics.payload_sizes import payload_bytes
 from protocol.project import LimitSpec
 from protocol.trace import FragmentAdvanced, FragmentCommitted, PushSettled
 from simulator.hosts.moments import Answer
+from simulator.hosts.payloads import REFUSED
 from simulator.hosts.syncer import SimSyncer
 from simulator.scale.machines import FRAGMENTS, LOCAL_STEPS, SizedWorld, drive, rounds
 from simulator.scenarios.swarm import Swarm, build_swarm
@@ -48,7 +50,9 @@ STEP_S: Final = 2.0
 PARTICIPANTS: Final = 64
 OVERLAP: Final = 2
 BYTES_PER_S_OF_MBPS: Final = 125e3
-UP_MBPS, DOWN_MBPS, SYNCER_MBPS = 20.0, 100.0, 1000.0
+UP_MBPS, DOWN_MBPS = 20.0, 100.0
+SYNCER: Final = (1000.0, 1000.0)
+"""Of its line, Mbit/s down and up."""
 FREE: Final = 1e-6
 """What is sent while everybody joins takes no time."""
 
@@ -130,7 +134,7 @@ Version = tuple[int, int]
 
 
 class Copies:
-    """Of merged payloads, that are asked for at the syncer."""
+    """Of merged payloads, that came from the syncer."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.of: Counter[Version] = Counter()
@@ -138,13 +142,18 @@ class Copies:
             fetch = learner.fetch_of_syncer
 
             def counted(job: Advance, answer: Answer, fetch: Fetch = fetch) -> None:
-                self.of[job.merged.fragment, job.merged.version] += 1
-                fetch(job, answer)
+                version = job.merged.fragment, job.merged.version
+
+                def answered(result: object) -> None:
+                    self.of[version] += result is not REFUSED
+                    answer(result)
+
+                fetch(job, answered)
 
             learner.fetch_of_syncer = counted  # type: ignore[method-assign]
 
 
-def swarm_of(learners: int, seed: int) -> tuple[Swarm, CountingWorld]:
+def swarm_of(learners: int, seed: int, syncer: tuple[float, float]) -> tuple[Swarm, CountingWorld]:
     """On their lines; while they join, what is sent takes no time."""
     world = CountingWorld(seed, NetworkModel(0.03, 0.01, 1e9))
     spec = structs.replace(
@@ -166,16 +175,16 @@ def swarm_of(learners: int, seed: int) -> tuple[Swarm, CountingWorld]:
         world=world,
     )
     world.syncer = swarm.syncers[0].key
-    fast = SYNCER_MBPS * BYTES_PER_S_OF_MBPS
+    down, up = (mbps * BYTES_PER_S_OF_MBPS for mbps in syncer)
     line = AccessLink(UP_MBPS * BYTES_PER_S_OF_MBPS, DOWN_MBPS * BYTES_PER_S_OF_MBPS)
     world.wires.links.update({learner.key: line for learner in swarm.learners})
-    world.wires.links[world.syncer] = AccessLink(fast, fast)
+    world.wires.links[world.syncer] = AccessLink(up, down)
     return swarm, world
 
 
-def measure(learners: int, cycles: int, seed: int) -> Found:
+def measure(learners: int, cycles: int, seed: int, syncer: tuple[float, float] = SYNCER) -> Found:
     """Whole cycles of merges, once everybody is there. Violation where a merge was wrong."""
-    swarm, world = swarm_of(learners, seed)
+    swarm, world = swarm_of(learners, seed, syncer)
     copies, timed = Copies(swarm), Timed(swarm.syncers[0])
     world.run(CYCLE_S)
     tiny = payload_bytes("int4", swarm.syncers[0].layout.fragments[0].numel)
@@ -195,7 +204,7 @@ def measure(learners: int, cycles: int, seed: int) -> Found:
         isinstance(fact, PushSettled) and began_s <= at_s < began_s + took_s
         for at_s, _, fact in world.facts[first:]
     )
-    could = SYNCER_MBPS * BYTES_PER_S_OF_MBPS * took_s
+    down, up = (mbps * BYTES_PER_S_OF_MBPS * took_s for mbps in syncer)
     return Found(
         learners=learners,
         goodput=driven.goodput,
@@ -207,8 +216,8 @@ def measure(learners: int, cycles: int, seed: int) -> Found:
         last_s=sum(lasts) / len(lasts),
         last_max_s=max(lasts),
         missing=sum(len(times) < learners for times in held.values()),
-        line_up=carried[0] / could,
-        line_down=carried[1] / could,
+        line_up=carried[0] / up,
+        line_down=carried[1] / down,
         machine_ms=1e3 * processor_s / len(merged),
         push_ms=1e3 * processor_s / pushes,
     )
@@ -237,10 +246,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--syncer", default="1000/1000", help="its line, Mbit/s down/up")
     case = parser.parse_args()
+    down, up = map(float, case.syncer.split("/"))
     found = []
     for learners in (int(word) for word in case.learners.split(",")):
-        one = measure(learners, case.cycles, case.seed)
+        one = measure(learners, case.cycles, case.seed, (down, up))
         found.append(one)
         print(_line(one), flush=True)
         if case.json is not None:

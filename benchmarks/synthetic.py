@@ -41,20 +41,23 @@ import uvloop
 from blake3 import blake3
 
 from host.addresses import parse_peer
+from host.bulk.giving import Giving
 from host.driver import Driver
 from host.files import keystore
 from host.join_link import JoinLink, parse_link
 from host.network import dht_protocol, hivemind_parts
 from host.network.leader_discovery import learners_topic, seat_topic
+from host.options import DONATE_MBPS
 from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
 from node.daemon.leader_watch import leader_watch
 from node.download.locator import Locator, fetch_genesis
+from node.download.payload_fetcher import PayloadFetcher
 from node.machine import jobs
 from node.machine.context import LearnerSetup
 from node.machine.learner import LearnerMachine
 from protocol import limits, wire
-from protocol.errors import RemoteError
+from protocol.errors import RemoteError, TransientError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.log.records import FragmentMerged, Span
@@ -117,6 +120,13 @@ class Manner:
     """Of one local step."""
     downloads: bool
     """Whether merged payloads are fetched."""
+    gives: bool = False
+    """Whether they are given to other learners, and fetched from these, as daemons do; otherwise
+    all of them come from the leader."""
+
+
+MERGED_KEPT = 48
+"""Merged payloads that a learner gives to others."""
 
 
 class Clockwork:
@@ -185,7 +195,10 @@ class Learner:
             listen_host=listen_host,
             on_state=lambda state: None if state.is_up else self._trouble(state.reason),
         )
-        self.transport.serve_blobs(lambda _, digest: self.payloads.by_digest.get(digest))
+        self.transport.serve_blobs(self._find)
+        self._merged: dict[bytes, memoryview] = {}
+        self._giving = Giving(DONATE_MBPS * 1e6 / 8)
+        self._fetcher = PayloadFetcher(self.transport, self._fault)
         self.machine: LearnerMachine
         self.driver: Driver
         self.clock: Clockwork
@@ -308,8 +321,33 @@ class Learner:
             self.counts["downloaded_bytes"] += merged.payload_bytes
         return jobs.Advanced()
 
+    def _find(self, peer: bytes, digest: bytes) -> memoryview | None:
+        """What a peer is given now."""
+        merged = self._merged.get(digest)
+        if merged is None:
+            return self.own_blob(digest)
+        self._giving.measured(self.transport.rate_limiter.up.bytes_per_s)
+        may_give = self._giving.may_give(peer, digest, len(merged), time.monotonic())
+        return merged if may_give else None
+
+    def own_blob(self, digest: bytes) -> memoryview | None:
+        """What it hands in."""
+        return self.payloads.by_digest.get(digest)
+
     async def download(self, merged: FragmentMerged) -> memoryview:
         """The merged payload, from the leader or whoever has it."""
+        if not self.manner.gives:
+            return await self._of_leader(merged)
+        here = self.machine.context.state.leases.learners
+        payload = await self._fetcher.fetch(merged, here, self._of_leader)
+        if payload is None:
+            raise TransientError("nobody has the payload")
+        self._merged[merged.payload] = payload
+        if len(self._merged) > MERGED_KEPT:
+            del self._merged[next(iter(self._merged))]
+        return payload
+
+    async def _of_leader(self, merged: FragmentMerged) -> memoryview:
         leader = self.machine.context.leader
         sources = [leader] if leader is not None else []
         wanted = [(merged.payload, merged.payload_bytes)]

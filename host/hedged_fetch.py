@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from host.runtime import lifecycle
 from host.transport import Transport
-from protocol.errors import RemoteError, TransientError
+from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import Digest, NodeKey, short
 
 QUIET_S = 2.5
@@ -41,10 +41,10 @@ async def fetch_from(
     """The content of every (digest, length) wanted, of the first source that sent all of it.
 
     Sources are asked in order; the next one when one has failed, and beside those that have gone
-    quiet. Raises TransientError when none has it.
+    quiet. Raises TransientError when none has it, NotHeld where that was all that any of them said.
     """
     clock = asyncio.get_running_loop().time
-    trouble = "no known host has it"
+    trouble, is_lacking = "no known host has it", bool(sources)
     left = list(sources)
     tasks: dict[asyncio.Task[list[memoryview]], _Try] = {}
     async with lifecycle.ending(tasks):
@@ -61,4 +61,5 @@ async def fetch_from(
                     return task.result()
                 except (TransientError, RemoteError) as error:
                     trouble = f"{short(source)}: {error}"
-    raise TransientError(trouble)
+                    is_lacking = is_lacking and isinstance(error, NotHeld)
+    raise NotHeld(trouble) if is_lacking else TransientError(trouble)

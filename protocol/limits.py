@@ -48,6 +48,10 @@ LOSS_MAX = 1e6
 LEARNERS_MAX = 1024
 """Sessions at one syncer, and participants named in one merge record."""
 
+SYNCER_COPIES = 16
+"""Of a merged payload, that a syncer sends whose line carries them. Learners beyond have it from
+learners."""
+
 PROBE_SEQUENCES_MAX = 256
 """Of one kind of text in one probe: more would say little more and cost the prober more."""
 

@@ -580,6 +580,10 @@ class MergeDone(Struct, frozen=True, array_like=True, tag="merge-done"):
     parts: Annotated[tuple[MergedPush, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)]
     """In the order of the order."""
     seconds: Annotated[float, Meta(ge=0.0, le=1e9)]
+    up_bytes_per_s: Annotated[float, Meta(gt=0.0, le=1e15)] | None = None
+    """What the sender's line sends at most; None where it does not know."""
+    up_backlog_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    """Seconds that it needs for what waits to be sent."""
 
 
 class OrderFailed(Struct, frozen=True, array_like=True, tag="order-failed"):

@@ -92,7 +92,6 @@ class Hands(Learner):
         self.blob_store = BlobStore(clock=time.monotonic)
         self.bank = FragmentBank(layout, self.blob_store)
         self.pool = ThreadPoolExecutor(POOL_THREADS)
-        self.transport.serve_blobs(lambda _, digest: self.blob_store.get(digest))
         self.fetcher = StateFetcher(
             self.transport,
             self.locator,
@@ -106,6 +105,10 @@ class Hands(Learner):
         self.captured = 0
         self.wanted = 0
         return layout
+
+    def own_blob(self, digest: bytes) -> memoryview | None:
+        """Also parts of its weights."""
+        return self.blob_store.get(digest)
 
     async def _train(self) -> None:
         """No steps but those that a round asks for."""
@@ -238,7 +241,7 @@ class Worker(Process):
         home.mkdir(parents=True, exist_ok=True)
         link = parse_link(text)
         nothing = Payloads(home)
-        manner = Manner(step_s=STEP_S, downloads=True)
+        manner = Manner(step_s=STEP_S, downloads=True, gives=True)
         self.learner = Hands(home, link, nothing, manner, False, listen_host=self.task.host)
         await self.learner.meet()
         self.fetching = asyncio.create_task(self.learner.fetcher.run())

@@ -158,6 +158,8 @@ class ConnectionIo(asyncio.BufferedProtocol):
         """Of `time.monotonic`; any thread may read these and those below."""
         self.stuck_s: float | None = None
         """Since when the other end has not read."""
+        self._stuck_bytes = 0
+        """That waited to leave at that time, and those that came since."""
         self.lock = Lock()
         """Held while bytes are put where an Ask wants them."""
         self._owner = owner
@@ -223,12 +225,18 @@ class ConnectionIo(asyncio.BufferedProtocol):
             self.abort(error)
 
     def pause_writing(self) -> None:
-        """The peer reads slowly."""
+        """The peer reads slowly, or the line is slow."""
         self.stuck_s = time.monotonic()
+        if self._transport is not None:
+            self._stuck_bytes = self._transport.get_write_buffer_size()
+            self._shares.rate_limiter.up.meter.holds(self, self.stuck_s)
 
     def resume_writing(self) -> None:
         """There is room again."""
         self.stuck_s = None
+        if self._transport is not None:
+            left = self._stuck_bytes - self._transport.get_write_buffer_size()
+            self._shares.rate_limiter.up.meter.left(self, left, time.monotonic())
         self._serve_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,6 +251,7 @@ class ConnectionIo(asyncio.BufferedProtocol):
                 timer.cancel()
         self._turns.clear()
         self._share(0)
+        self._shares.rate_limiter.up.meter.left(self, 0, time.monotonic())
         self._tell()
         self._post(self._owner.on_lost, self._error)
 
@@ -407,8 +416,10 @@ class ConnectionIo(asyncio.BufferedProtocol):
     def _put(self, *parts: bytes | memoryview) -> None:
         if self._transport is None or self._transport.is_closing():
             return
+        count = sum(map(len, parts))
+        self._stuck_bytes += count  # Means nothing unless it is stuck, and then counts.
         self._transport.writelines(parts)
-        self._news.up_bytes += sum(map(len, parts))
+        self._news.up_bytes += count
         self._tell_later()
 
     # What is told.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
+from host.network.line_meter import LineMeter
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
 
 PIECE_S: Final = 0.25
@@ -23,6 +24,7 @@ class Way:
 
     bucket: TokenBucket | None = None
     """None: as fast as it goes."""
+    meter: LineMeter = field(default_factory=LineMeter)
     bulk_bytes: int = 0
     _booked_bytes: int = 0
     _seen_bytes: int = 0
@@ -38,6 +40,15 @@ class Way:
             self.bucket = TokenBucket(bytes_per_s)
         else:
             self.bucket.bytes_per_s = bytes_per_s
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What goes at most: the ceiling, or what the line was measured to take, whichever is less;
+        None while neither is known."""
+        bucket, measured = self.bucket, self.meter.bytes_per_s
+        if bucket is None:
+            return measured
+        return bucket.bytes_per_s if measured is None else min(bucket.bytes_per_s, measured)
 
     @property
     def piece_bytes(self) -> int | None:

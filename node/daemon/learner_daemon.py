@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from host.bulk.blob_store import BlobStore
+from host.bulk.giving import Giving
 from host.control.event_log import EventLog
 from host.control.pace_meter import PaceMeter
 from host.control.server import ControlServer
@@ -56,7 +57,6 @@ from node.daemon.trainer_options import (
 from node.download.fetcher import StateFetcher
 from node.download.leader_fetcher import LeaderFetcher
 from node.download.locator import Locator
-from node.download.payload_donors import Giving
 from node.download.payload_fetcher import PayloadFetcher
 from node.download.shard_fetcher import NotHere
 from node.machine import jobs
@@ -71,7 +71,7 @@ from node.trainer_client.parts_port import Beginning, PartsPort, held_parts
 from node.trainer_client.probe_port import ProbePort
 from node.trainer_client.tape import TrainerTape
 from protocol import limits, wire
-from protocol.errors import RemoteError, TransientError, UserError
+from protocol.errors import TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.log.records import FragmentMerged
 from protocol.machine import Failed, Job, JobResult, Note, StopAsked
@@ -262,7 +262,10 @@ class LearnerDaemon:
         """What is asked for; None for what is not here, or not given just now."""
         if self.bank.is_merged(digest) and not self._is_voter(peer):
             payload = self.blob_store.get(digest)
-            may_give = payload is not None and giving.may_give(len(payload), time.monotonic())
+            giving.measured(self.transport.rate_limiter.up.bytes_per_s)
+            if payload is None:
+                return None
+            may_give = giving.may_give(peer, digest, len(payload), time.monotonic())
             return payload if may_give else None
         held = self.blob_store.get(digest) or self.pinned_files.find(digest)
         held = held or self.fetcher.assemblies.find(digest)
@@ -482,9 +485,9 @@ class LearnerDaemon:
         """Fetch a merged payload, and take the outer step."""
         merged = job.merged
         here = self.machine.context.state.leases.learners
-        payload = await self.payload_fetcher.fetch(merged, here)
+        payload = await self.payload_fetcher.fetch(merged, here, self._of_syncer)
         if payload is None:
-            payload = await self._payload(merged)
+            payload = await self._of_anybody(merged)
         self.counts.payload_bytes += merged.payload_bytes
         self.counts.payload_params += self._params(merged.fragment)
         advance = partial(self.bank.advance, merged, bytes(payload))
@@ -492,18 +495,18 @@ class LearnerDaemon:
         self.fetcher.assemblies.forget(merged.fragment)
         return jobs.Advanced()
 
-    async def _payload(self, merged: FragmentMerged) -> memoryview:
-        """From who merged it, else from the leader, else from learners."""
-        wanted = [(merged.payload, merged.payload_bytes)]
-        leader = self.leader_fetcher.leader
-        try:
-            if merged.merger is None:
-                return (await self.leader_fetcher.fetch(wanted))[0]
-            sources = [merged.merger, *([leader] if leader is not None else [])]
-            return (await fetch_from(self.transport, sources, wanted))[0]
-        except (TransientError, RemoteError):
-            donors = await self.locator.donors_or_none()
-            return (await self.locator.fetch_from(donors, wanted, self.driver.fault))[1][0]
+    async def _of_syncer(self, merged: FragmentMerged) -> memoryview:
+        """A merged payload, of who merged it or else of the leader. Raises TransientError."""
+        wanted, leader = [(merged.payload, merged.payload_bytes)], self.leader_fetcher.leader
+        if merged.merger is None:
+            return (await self.leader_fetcher.fetch(wanted))[0]
+        sources = [merged.merger, *([leader] if leader is not None else [])]
+        return (await fetch_from(self.transport, sources, wanted))[0]
+
+    async def _of_anybody(self, merged: FragmentMerged) -> memoryview:
+        """A merged payload, of whoever gives weights. Raises TransientError."""
+        wanted, donors = (merged.payload, merged.payload_bytes), await self.locator.donors_or_none()
+        return (await self.locator.fetch_from(donors, [wanted], self.driver.fault))[1][0]
 
     # Background.
 

@@ -246,15 +246,16 @@ class Locator:
     ) -> tuple[bytes, list[memoryview]]:
         """The first source that has every (digest, length) wanted, and the contents.
 
-        Raises TransientError when none does.
+        Raises TransientError when none does, NotHeld where that was all that any of them said.
         """
-        trouble = "no known host has it"
+        trouble, is_lacking = "no known host has it", bool(sources)
         for source in sources:
             try:
                 return source, await self._fetch_all(source, wanted)
             except NotHeld as error:
                 # No fault: fragments move on while they are asked for.
                 trouble = f"{short(source)}: {error}"
+                continue
             except TransientError as error:
                 trouble = f"{short(source)}: {error}"
                 self._shunned[source] = time.monotonic() + SHUN_S
@@ -262,7 +263,8 @@ class Locator:
                 trouble = f"{short(source)} sent something else: {error}"
                 on_fault(source, error)
                 self._shunned[source] = time.monotonic() + SHUN_S
-        raise TransientError(trouble)
+            is_lacking = False
+        raise NotHeld(trouble) if is_lacking else TransientError(trouble)
 
     async def _fetch_all(self, source: bytes, wanted: list[tuple[bytes, int]]) -> list[memoryview]:
         """Several blobs of one source at once; the first trouble ends all of them."""

@@ -1,17 +1,22 @@
 """Whom a learner asks for a merged payload, so that a syncer sends few copies and not one to each.
 
 The log says who is here: whoever holds leased text. All of them put these keys into one order, by
-keyed hashes under the payload's digest, which nobody knows before the merge. The first
-`SYNCER_COPIES` ask the syncer. With these, and then with twice as many each time, everybody who has
-the payload gives it to one who has not: the learner at place p of the next 16 * 2^k asks the one at
-place p of those before, and a few others before it. Nobody is told to give: a donor is asked, and
-sends it, or has nothing to send just now.
+keyed hashes under the payload's digest, which nobody knows before the merge. The first c ask the
+syncer; the record of the merge says how many these are, 16 unless the syncer's line is too slow for
+that. With these, and then with twice as many each time, everybody who has the payload gives it to
+one who has not: the learner at place p of the next c * 2^k asks the one at place p of those before,
+and a few others before it. Nobody is told to give: a donor is asked, and sends it, or has nothing
+to send just now.
 
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
-is not waited for alone for longer than `SILENT_S`. One that could not be reached, or was silent, is
+is not waited for alone for longer than `SILENT_S`, and neither is one that would need much longer
+than payloads usually do. One that could not be reached, or was silent, is
 left out for `REST_S`: where most learners are behind routers that let nobody in, all ask the syncer
 at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or later
 where many generations come before or payloads usually take long.
+
+A syncer whose line is behind says no, and nobody adds to the queue before it. Whoever hears that
+looks for the payload among all the others, a few at a time, and asks the syncer again and again.
 """
 
 from __future__ import annotations
@@ -26,9 +31,7 @@ from typing import Final
 from blake3 import blake3
 
 from protocol.ids import Digest, NodeKey
-
-SYNCER_COPIES: Final = 16
-"""Learners that ask the syncer first. Where there are no more, all of them do."""
+from protocol.limits import SYNCER_COPIES
 
 DONORS_MAX: Final = 4
 """Learners that are asked for one payload."""
@@ -49,6 +52,12 @@ PATIENCE_FACTOR: Final = 2.5
 """Of what a learner's latest payloads took in the median: with fewer than half of the donors nobody
 makes others wait longer."""
 
+AGAIN_S: Final = 2.0
+"""Where the syncer said no, others are asked for that long before it is asked again."""
+
+REFUSED_S: Final = 60.0
+"""Who hears nothing but no for so long looks among those that give weights."""
+
 TIMES_KEPT: Final = 16
 
 REST_S: Final = 600.0
@@ -61,20 +70,24 @@ def order(payload: Digest, keys: Collection[NodeKey]) -> list[NodeKey]:
     return sorted(keys, key=lambda one: blake3(one, key=context).digest())
 
 
-def donors(payload: Digest, keys: Collection[NodeKey], own: NodeKey) -> tuple[NodeKey, ...]:
+def donors(
+    payload: Digest, keys: Collection[NodeKey], own: NodeKey, copies: int = SYNCER_COPIES
+) -> tuple[NodeKey, ...]:
     """Whom the learner `own` asks, the first one first; empty where it asks the syncer."""
-    if len(keys) <= SYNCER_COPIES:
+    if len(keys) <= copies:
         return ()
     ranks = order(payload, {*keys, own})
-    return donors_at(ranks, ranks.index(own))
+    return donors_at(ranks, ranks.index(own), copies)
 
 
-def donors_at(ranks: Sequence[NodeKey], rank: int) -> tuple[NodeKey, ...]:
+def donors_at(
+    ranks: Sequence[NodeKey], rank: int, copies: int = SYNCER_COPIES
+) -> tuple[NodeKey, ...]:
     """The same for the learner at this place, where `ranks` are in order."""
-    later = generation(rank)
+    later = generation(rank, copies)
     if not later:
         return ()
-    before = SYNCER_COPIES << later - 1
+    before = copies << later - 1
     first = rank - before
     # The others are spread over those that have it by then, otherwise for each learner.
     step = before // DONORS_MAX + 1
@@ -82,9 +95,9 @@ def donors_at(ranks: Sequence[NodeKey], rank: int) -> tuple[NodeKey, ...]:
     return tuple(dict.fromkeys(ranks[place] for place in places))
 
 
-def generation(rank: int) -> int:
+def generation(rank: int, copies: int = SYNCER_COPIES) -> int:
     """How many generations have a payload before the learner at this place asks for it."""
-    return (rank // SYNCER_COPIES).bit_length()
+    return (rank // copies).bit_length()
 
 
 @dataclass(slots=True)
@@ -96,8 +109,23 @@ class _Donor:
     """When it was asked or last sent something; None unless it is asked."""
     again_s: float = -math.inf
     """When it may be asked next."""
+    asked_s: float = 0.0
+    """When it was asked last."""
+    share: float = 0.0
+    """Of the payload, that came."""
     has_sent: bool = False
     """Whether something of the payload came."""
+
+    def alone_until_s(self, usual_s: float) -> float:
+        """Until when nobody else is asked, if nothing more comes; of one that was asked.
+
+        What has come by then says how long the rest takes: no longer than is usual, or no longer
+        than silence would be borne.
+        """
+        assert self.heard_s is not None, "it was asked"
+        left = 1.0 - self.share
+        fair_s = max(usual_s, SILENT_S) * self.share / left if left else math.inf
+        return min(self.heard_s, self.asked_s + fair_s) + SILENT_S
 
 
 @dataclass(slots=True)
@@ -106,36 +134,44 @@ class PayloadHunt:
 
     begun_s: float
     patience_s: float
+    usual_s: float = 0.0
+    """What payloads usually take."""
+    is_patient: bool = False
+    """The syncer is asked no sooner, also where nobody is left."""
     _left: list[_Donor] = field(default_factory=list)
     """Those that may still send it, whom to ask next first."""
     lost: list[NodeKey] = field(default_factory=list)
     """Those that could not be reached, or sent something else."""
 
     @classmethod
-    def of(cls, keys: Sequence[NodeKey], patience_s: float, now_s: float) -> PayloadHunt:
+    def of(
+        cls, keys: Sequence[NodeKey], patience_s: float, now_s: float, usual_s: float = 0.0
+    ) -> PayloadHunt:
         """Begins now."""
-        return cls(now_s, patience_s, [_Donor(key) for key in keys])
+        return cls(now_s, patience_s, usual_s, _left=[_Donor(key) for key in keys])
 
     def is_over(self, now_s: float) -> bool:
         """Whether to ask the syncer now: nobody is left who could have it, or it takes too long."""
-        return not self._left or now_s >= self.begun_s + self.patience_s
+        is_alone = not self._left and not self.is_patient
+        return is_alone or now_s >= self.begun_s + self.patience_s
 
     def asks(self, now_s: float) -> list[NodeKey]:
         """Donors to ask now, one at most; each answers, by its payload or by `failed`."""
-        if any(now_s < heard_s + SILENT_S for heard_s in self._heard()):
+        if any(now_s < until_s for until_s in self._waits()):
             return []
         for at, one in enumerate(self._left):
             if one.heard_s is None and one.again_s <= now_s:
-                one.heard_s = now_s
+                one.heard_s = one.asked_s = now_s
+                one.share = 0.0
                 self._left.append(self._left.pop(at))
                 return [one.key]
         return []
 
-    def heard(self, key: NodeKey, now_s: float) -> None:
-        """Some of it came."""
+    def heard(self, key: NodeKey, now_s: float, share: float) -> None:
+        """Some of it came; share: of the payload, with what came before."""
         for one in self._left:
             if one.key == key and one.heard_s is not None:
-                one.heard_s, one.has_sent = now_s, True
+                one.heard_s, one.has_sent, one.share = now_s, True, share
 
     def failed(self, key: NodeKey, now_s: float, *, is_waiting: bool) -> None:
         """A donor did not send it. is_waiting: it has nothing to send now, and is asked again."""
@@ -157,14 +193,14 @@ class PayloadHunt:
     def deadline_s(self, now_s: float) -> float:
         """When to look again, if nothing happens before."""
         over_s = self.begun_s + self.patience_s
-        waits = [heard_s + SILENT_S for heard_s in self._heard()]
+        waits = self._waits()
         if any(now_s < until_s for until_s in waits):
             return min(over_s, max(waits))
         idle = [one.again_s for one in self._left if one.heard_s is None]
         return max(now_s, min([over_s, *idle]))
 
-    def _heard(self) -> list[float]:
-        return [one.heard_s for one in self._left if one.heard_s is not None]
+    def _waits(self) -> list[float]:
+        return [one.alone_until_s(self.usual_s) for one in self._left if one.heard_s is not None]
 
 
 @dataclass(slots=True)
@@ -176,15 +212,36 @@ class PayloadDonors:
     """Donors that are not asked, and until when."""
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES_KEPT))
 
-    def hunt(self, payload: Digest, keys: Collection[NodeKey], now_s: float) -> PayloadHunt | None:
+    def hunt(
+        self,
+        payload: Digest,
+        keys: Collection[NodeKey],
+        now_s: float,
+        copies: int = SYNCER_COPIES,
+    ) -> PayloadHunt | None:
         """The search for this payload; None where the syncer is asked at once."""
         self.resting = {key: until for key, until in self.resting.items() if until > now_s}
-        if len(keys) <= SYNCER_COPIES:
+        if len(keys) <= copies:
             return None
         ranks = order(payload, {*keys, self.own})
         rank = ranks.index(self.own)
-        asked = [key for key in donors_at(ranks, rank) if key not in self.resting]
-        return PayloadHunt.of(asked, self.patience_s(rank), now_s) if asked else None
+        asked = [key for key in donors_at(ranks, rank, copies) if key not in self.resting]
+        if not asked:
+            return None
+        return PayloadHunt.of(asked, self.patience_s(rank, copies), now_s, self.usual_s)
+
+    def again(
+        self, payload: Digest, keys: Collection[NodeKey], now_s: float, refusals: int
+    ) -> PayloadHunt:
+        """The search where the syncer said no so many times: among others than in the last one."""
+        ranks = order(payload, {*keys, self.own})
+        after = ranks.index(self.own) + 1
+        others = [key for key in (*ranks[after:], *ranks[: after - 1]) if key not in self.resting]
+        first = (refusals - 1) * DONORS_MAX % max(1, len(others))
+        asked = (*others[first:], *others[:first])[:DONORS_MAX]
+        hunt = PayloadHunt.of(asked, AGAIN_S, now_s, self.usual_s)
+        hunt.is_patient = True
+        return hunt
 
     def held(self, hunt: PayloadHunt, now_s: float) -> None:
         """It is here, whoever sent it."""
@@ -196,27 +253,12 @@ class PayloadDonors:
         for key in (*hunt.lost, *hunt.mute(now_s)):
             self.resting[key] = now_s + REST_S
 
-    def patience_s(self, rank: int) -> float:
+    @property
+    def usual_s(self) -> float:
+        """What this learner's latest payloads took in the median; 0 of none."""
+        return median(self.times_s) if self.times_s else 0.0
+
+    def patience_s(self, rank: int, copies: int = SYNCER_COPIES) -> float:
         """After how long the syncer is asked for a payload that it gets at this place."""
-        usual_s = median(self.times_s) if self.times_s else 0.0
-        before_s = GENERATION_S * generation(rank)
-        return min(PATIENCE_S_MAX, max(PATIENCE_S_MIN, before_s, PATIENCE_FACTOR * usual_s))
-
-
-@dataclass(slots=True)
-class Giving:
-    """How fast this host gives merged payloads to other learners: one after the other.
-
-    A learner that has the whole of it gives it on; two that have halves of it do not.
-    """
-
-    bytes_per_s: float
-    """Of its owner's limit."""
-    _free_s: float = -math.inf
-
-    def may_give(self, size: int, now_s: float) -> bool:
-        """Whether to give a copy of so many bytes now; if so, the next one comes after it."""
-        if now_s < self._free_s or self.bytes_per_s <= 0:
-            return False
-        self._free_s = now_s + size / self.bytes_per_s
-        return True
+        before_s, usual_s = GENERATION_S * generation(rank, copies), PATIENCE_FACTOR * self.usual_s
+        return min(PATIENCE_S_MAX, max(PATIENCE_S_MIN, before_s, usual_s))

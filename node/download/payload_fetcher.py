@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from host.runtime import lifecycle
 from host.transport import Transport
-from node.download.payload_donors import PayloadDonors, PayloadHunt
+from node.download.payload_donors import REFUSED_S, PayloadDonors, PayloadHunt
 from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import NodeKey
 from protocol.log.records import FragmentMerged
+
+OfSyncer = Callable[[FragmentMerged], Awaitable[memoryview]]
+"""A merged payload, of who merged it. NotHeld where that says no; TransientError or RemoteError."""
 
 
 class PayloadFetcher:
@@ -24,35 +27,54 @@ class PayloadFetcher:
         self._on_fault = on_fault
         self._donors = PayloadDonors(transport.key)
 
-    async def fetch(self, merged: FragmentMerged, here: Collection[NodeKey]) -> memoryview | None:
-        """The payload, its digest checked; None where the syncer is to be asked.
+    async def fetch(
+        self, merged: FragmentMerged, here: Collection[NodeKey], of_syncer: OfSyncer
+    ) -> memoryview | None:
+        """The payload, its digest checked; None where neither learners nor the syncer send it.
 
         here: keys of the learners that the log knows to be here.
         """
         clock = asyncio.get_running_loop().time
-        hunt = self._donors.hunt(merged.payload, here, clock())
+        refusals, until_s = 0, clock() + REFUSED_S
+        hunt = self._donors.hunt(merged.payload, here, clock(), merged.copies)
+        while True:
+            found = None if hunt is None else await self._of_learners(merged, hunt)
+            if found is not None:
+                return found
+            try:
+                return await of_syncer(merged)
+            except NotHeld:
+                refusals += 1
+            except (TransientError, RemoteError):
+                return None
+            if clock() > until_s:
+                return None
+            hunt = self._donors.again(merged.payload, here, clock(), refusals)
+
+    async def _of_learners(self, merged: FragmentMerged, hunt: PayloadHunt) -> memoryview | None:
+        """What the search brings; None once it is over."""
+        clock = asyncio.get_running_loop().time
         tasks: dict[asyncio.Task[memoryview], NodeKey] = {}
         async with lifecycle.ending(tasks):
-            while hunt is not None and not hunt.is_over(clock()):
+            while not hunt.is_over(clock()):
                 for key in hunt.asks(clock()):
                     fetch = self._transport.fetch(
                         key,
                         merged.payload,
                         merged.payload_bytes,
-                        on_progress=partial(self._heard, hunt, key),
+                        on_progress=partial(self._heard, hunt, key, merged.payload_bytes),
                     )
                     tasks[asyncio.ensure_future(fetch)] = key
                 found = await self._first(hunt, tasks)
                 if found is not None:
                     self._donors.held(hunt, clock())
                     return found
-        if hunt is not None:
-            self._donors.ended(hunt, clock())
+        self._donors.ended(hunt, clock())
         return None
 
     @staticmethod
-    def _heard(hunt: PayloadHunt, key: NodeKey, _: int) -> None:
-        hunt.heard(key, asyncio.get_running_loop().time())
+    def _heard(hunt: PayloadHunt, key: NodeKey, size: int, filled: int) -> None:
+        hunt.heard(key, asyncio.get_running_loop().time(), filled / size)
 
     async def _first(
         self, hunt: PayloadHunt, tasks: dict[asyncio.Task[memoryview], NodeKey]

@@ -153,6 +153,8 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     """As `momentum`: how this very version was made."""
     merger: NodeKey | None = None
     """The syncer that merged, and has the payload first; None for the leader."""
+    copies: Annotated[int, Meta(ge=1, le=limits.LEARNERS_MAX)] = limits.SYNCER_COPIES
+    """Learners that ask that syncer for the payload first; all others ask learners."""
 
 
 def counted_tokens(parts: Sequence[Contribution]) -> list[int]:

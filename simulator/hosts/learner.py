@@ -27,7 +27,7 @@ from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
 from simulator.hosts.moments import Answer, SimMoments
 from simulator.hosts.parts import SimParts
-from simulator.hosts.payloads import SimPayloads
+from simulator.hosts.payloads import REFUSED, SimPayloads
 from simulator.hosts.prober import SimProber
 from simulator.hosts.syncer import SimSyncer
 from simulator.stand_ins.backends import Backend
@@ -363,13 +363,16 @@ class SimLearner(Host):
             failed = Failed("no donor holds the payload")
             world.after(2 * world.delay_s(), lambda: answer(failed))
             return
+        if isinstance(donor, SimSyncer) and not donor.may_give(self.key, merged.payload):
+            world.after(2 * world.delay_s(), lambda: answer(REFUSED))
+            return
         delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
         world.after(delay_s, lambda: answer(self._advance(job, donor)))
 
     def may_be_given(self, key: bytes, payload: bytes) -> bool:
         """Whether another learner sends a merged payload now."""
         donor = self.world.hosts[key]
-        return isinstance(donor, SimLearner) and donor.payloads.may_give(payload)
+        return isinstance(donor, SimLearner) and donor.payloads.may_give(self.key, payload)
 
     def advance_with(self, job: jobs.Advance, key: bytes) -> object | None:
         """Take the outer step with what that host sent; None where it is not the payload."""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from node.download.payload_donors import Giving, PayloadDonors, PayloadHunt
+from host.bulk.giving import Giving
+from node.download.payload_donors import REFUSED_S, PayloadDonors, PayloadHunt
 from node.machine.jobs import Advance
+from protocol.machine import Failed
 from simulator.hosts.moments import Answer
 
 if TYPE_CHECKING:
     from simulator.hosts.learner import SimLearner
+
+
+NEWS_S = 1.0
+"""Something of a payload comes so often."""
+
+
+REFUSED: Final = Failed("its line is behind")
+"""What a syncer's no comes to."""
 
 
 class SimPayloads:
@@ -18,25 +28,38 @@ class SimPayloads:
 
     def __init__(self, host: SimLearner) -> None:
         self._host, self._donors = host, PayloadDonors(host.key)
-        link = host.world.wires.links.get(host.key)
-        rate = host.world.network.bytes_per_s if link is None else link.up_bytes_per_s
-        self._giving = Giving(rate)
+        self._giving = Giving(host.world.wires.up_bytes_per_s(host.key))
 
     def fetch(self, job: Advance, answer: Answer) -> None:
         """Answers once; from the syncer where no donor sends it."""
         here, now_s = self._host.learner.context.state.leases.learners, self._host.world.now_s
-        hunt = self._donors.hunt(job.merged.payload, here, now_s)
+        hunt = self._donors.hunt(job.merged.payload, here, now_s, job.merged.copies)
+        answer_once = partial(self._answered, job, answer, now_s + REFUSED_S, 0)
         if hunt is None:
-            self._host.fetch_of_syncer(job, answer)
+            self._host.fetch_of_syncer(job, answer_once)
         else:
-            _Fetch(self._host, self._donors, hunt, job, answer).look()
+            _Fetch(self._host, self._donors, hunt, job, answer_once).look()
 
-    def may_give(self, digest: bytes) -> bool:
+    def _answered(
+        self, job: Advance, answer: Answer, until_s: float, refusals: int, result: object
+    ) -> None:
+        """Looks on among learners where the syncer said no."""
+        now_s = self._host.world.now_s
+        if result is not REFUSED or now_s > until_s:
+            answer(result)
+            return
+        here = self._host.learner.context.state.leases.learners
+        hunt = self._donors.again(job.merged.payload, here, now_s, refusals + 1)
+        again = partial(self._answered, job, answer, until_s, refusals + 1)
+        _Fetch(self._host, self._donors, hunt, job, again).look()
+
+    def may_give(self, to: bytes, digest: bytes) -> bool:
         """Whether this host sends a payload to another learner now."""
         payload, world = self._host.blob_store.get(digest), self._host.world
         if payload is None:
             return False
-        return self._giving.may_give(world.carried_bytes(len(payload)), world.now_s)
+        size = world.carried_bytes(len(payload))
+        return self._giving.may_give(to, digest, size, world.now_s)
 
 
 class _Fetch:
@@ -80,9 +103,19 @@ class _Fetch:
         if is_here and self._host.may_be_given(key, merged.payload):
             delay_s = world.transfer_s(key, self._host.key, merged.payload_bytes)
             world.after(delay_s, partial(self._came, key))
+            self._hear_of(key, world.now_s, delay_s)
         else:
             failed = partial(self._failed, key, is_waiting=is_here)
             world.after(2 * world.delay_s(), failed)
+
+    def _hear_of(self, key: bytes, begun_s: float, took_s: float) -> None:
+        """Transfers that share a line all go on, if slowly: some of each comes all the time."""
+        now_s = self._world.now_s
+        if self._is_over or now_s >= begun_s + took_s:
+            return
+        if now_s > begun_s:
+            self._hunt.heard(key, now_s, (now_s - begun_s) / took_s)
+        self._world.after(NEWS_S, partial(self._hear_of, key, begun_s, took_s))
 
     def _failed(self, key: bytes, *, is_waiting: bool) -> None:
         self._hunt.failed(key, self._world.now_s, is_waiting=is_waiting)

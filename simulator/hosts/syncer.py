@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from host.bulk.blob_store import BlobStore
+from host.bulk.giving import SYNCER_AHEAD_S, Giving
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
@@ -80,6 +81,7 @@ class SimSyncer(SimVoter):
             tiny.genesis.model.tensors, tiny.genesis.strategy, tiny.genesis.fragments
         )
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
+        self.giving = Giving(ahead_s=SYNCER_AHEAD_S)
         self.bank: MergeBank
         self.syncer: SyncerMachine
         self.tape: Callable[[SimSyncer], Sink] | None = None
@@ -99,6 +101,7 @@ class SimSyncer(SimVoter):
         envelope = self.disk.charter
         charter = wire.decode(envelope.payload, Charter)
         self.blob_store = BlobStore(clock=lambda: self.world.now_s)
+        self.giving = Giving(ahead_s=SYNCER_AHEAD_S)
         self.bank = MergeBank(
             self.layout, charter, self.blob_store, merge=self.backend.merge, rules=self.rules
         )
@@ -461,6 +464,14 @@ class SimSyncer(SimVoter):
             self._payloads.keep_push(job, blob)
         return jobs.PushFetched()
 
+    def may_give(self, to: bytes, digest: bytes) -> bool:
+        """Whether it sends a merged payload to a learner now, or its line is too far behind."""
+        payload = self.blob_store.get(digest)
+        if payload is None or not self.bank.is_merged(digest):
+            return payload is not None
+        self.giving.measured(self.world.up_bytes_per_s(self.key))
+        return self.giving.may_give(to, digest, len(payload), self.world.now_s)
+
     def _merge(self, job: jobs.Merge) -> object:
         if self.disk.is_full:
             return Failed("disk full")
@@ -487,4 +498,6 @@ class SimSyncer(SimVoter):
             echoes=outcome.echoes,
             novelties=outcome.novelties,
             seconds=self.merge_s,
+            up_bytes_per_s=self.world.up_bytes_per_s(self.key),
+            up_backlog_s=self.giving.backlog_s(self.world.now_s),
         )

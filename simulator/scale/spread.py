@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from host.bulk.giving import Giving
 from node.download.payload_donors import (
-    SYNCER_COPIES,
-    Giving,
     PayloadDonors,
     PayloadHunt,
     donors_at,
     order,
 )
+from protocol.limits import SYNCER_COPIES
 from simulator.virtual.network import AccessLink, NetworkModel
 from simulator.virtual.world import World
 
@@ -195,7 +195,7 @@ class _Run:
             return
         for key in hunt.asks(now_s):
             donor = self.here.get(key)
-            if donor is not None and self._gives(donor, fetch.number):
+            if donor is not None and self._gives(donor, fetch):
                 self.given[key] += 1
                 self._send(key, fetch)
             else:
@@ -204,10 +204,11 @@ class _Run:
         fetch.looks += 1
         world.at(hunt.deadline_s(now_s), partial(self._look, fetch, fetch.looks))
 
-    def _gives(self, donor: _Learner, number: int) -> bool:
-        if number not in donor.held or donor.is_liar:
+    def _gives(self, donor: _Learner, fetch: _Fetch) -> bool:
+        if fetch.number not in donor.held or donor.is_liar:
             return False
-        return donor.giving.may_give(self.crowd.payload_bytes, self.world.now_s)
+        to, payload = fetch.learner.key, fetch.number.to_bytes(8, "big")
+        return donor.giving.may_give(to, payload, self.crowd.payload_bytes, self.world.now_s)
 
     def _send(self, source: bytes, fetch: _Fetch) -> None:
         took_s = self.world.transfer_s(source, fetch.learner.key, self.crowd.payload_bytes)

@@ -116,15 +116,20 @@ class Network:
         queue = self._queues.setdefault(source, Queues())
         queue.up_s = max(start_s, queue.up_s) + size / up
         other = self._queues.setdefault(target, Queues())
-        # The first byte need not wait for the last one: the two links work at the same time.
-        other.down_s = max(queue.up_s, other.down_s + size / down, start_s + size / down)
+        # The first byte need not wait for the last one: the two links work at the same time. What
+        # comes slowly takes no more of the target's link than what comes fast.
+        other.down_s = max(start_s, other.down_s) + size / down
         self.transferred_bytes += size
-        arrival_s, loss = other.down_s, self.loss(source, target)
+        arrival_s, loss = max(queue.up_s, other.down_s), self.loss(source, target)
         if loss > 0.0:
             # Resending holds up this stream, not the others that share the links.
             stream = SEGMENT_BYTES * MATHIS / ((there_s + back_s) * loss**0.5)
             arrival_s = max(arrival_s, start_s + size / stream)
         return self._unclogged(source, target, arrival_s + back_s, back_s) - now_s
+
+    def up_bytes_per_s(self, key: bytes) -> float:
+        """What a host's line sends at most."""
+        return self._link(key).up_bytes_per_s
 
     def _unclogged(self, one: bytes, other: bytes, time_s: float, latency_s: float) -> float:
         if not self.clogged_until_s:

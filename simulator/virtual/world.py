@@ -106,6 +106,11 @@ class World:
         """What lines carry for so many bytes on the bulk lane."""
         return size_bytes
 
+    def up_bytes_per_s(self, key: bytes) -> float:
+        """What a host's line sends of such bytes at most."""
+        size = 1 << 20
+        return self.wires.up_bytes_per_s(key) * size / self.carried_bytes(size)
+
     def transfer_s(self, source: bytes, target: bytes, size_bytes: int) -> float:
         """Seconds until one host has so many bytes of another, on the bulk lane, asking now."""
         return self.wires.transfer_s(source, target, self.carried_bytes(size_bytes), self.now_s)

@@ -18,6 +18,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 
 import numpy as np
 
+from host.bulk.giving import SYNCER_AHEAD_S, Giving
 from host.hedged_fetch import fetch_from
 from host.network.blobs import FETCHES_MAX
 from host.network.leader_discovery import holders_of_all, learners_topic
@@ -64,6 +65,8 @@ class JobExecutor:
     kept_marks: Callable[[], set[int]]
     other_syncers: Callable[[], list[bytes]]
     payloads: PayloadTape | None = None
+    giving: Giving = field(default_factory=lambda: Giving(ahead_s=SYNCER_AHEAD_S))
+    """Merged payloads to learners."""
     merge_pool: Executor = field(init=False)
     check_pool: Executor = field(init=False)
     """What arrives is checked beside merges: behind one, a push would miss its pull's deadline."""
@@ -131,6 +134,11 @@ class JobExecutor:
                 return self.disk.snapshots.keep(job)
         return self.store.voter.carry_out(job)
 
+    def may_give(self, to: bytes, payload: bytes, size: int, *, is_voter: bool) -> bool:
+        """Whether to send a merged payload, or a piece of it, now. Voters do not wait."""
+        self.giving.measured(self.transport.rate_limiter.up.bytes_per_s)
+        return self.giving.may_give(to, payload, size, time.monotonic(), is_owed=is_voter)
+
     def cut_snapshot(self, cut: jobs.CutSnapshot) -> None:
         """Hold on to the versions of now, for a snapshot."""
         checkpoint = self.disk.capture(cut.summary.index, cut.summary)
@@ -188,6 +196,8 @@ class JobExecutor:
             echoes=outcome.echoes,
             novelties=outcome.novelties,
             seconds=time.monotonic() - started_s,
+            up_bytes_per_s=self.transport.rate_limiter.up.bytes_per_s,
+            up_backlog_s=self.giving.backlog_s(time.monotonic()),
         )
 
     async def _take(self, job: jobs.TakeMerge) -> JobResult:

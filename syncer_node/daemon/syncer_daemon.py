@@ -223,9 +223,12 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
 
     def _find_blob(self, peer: bytes, name: bytes) -> memoryview | None:
         """What is offered under this digest; other voters also get payloads from the disk."""
-        held = self.blob_store.get(name)
-        if held is None and self.machine.raft.is_voter(peer):
+        held, is_voter = self.blob_store.get(name), self.machine.raft.is_voter(peer)
+        if held is None and is_voter:
             held = self.store.find_payload(name)
+        if held is not None and self.bank.is_merged(name):
+            may_give = self.executor.may_give(peer, name, len(held), is_voter=is_voter)
+            return held if may_give else None
         if held is None:
             held = self.pinned_files.find(name) or self.held_base.find(name)
             held = held or self.shard_files.find(name)

@@ -135,6 +135,10 @@ class Merged:
     """As `echoes`; None for one where too few others were in the merge."""
     merger: bytes | None = None
     """Who merged, if it was not this host."""
+    up_bytes_per_s: float | None = None
+    """What the line of who merged sends at most; None where that is not known."""
+    up_backlog_s: float = 0.0
+    """Seconds that it needs for what waits to be sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,6 +346,7 @@ class Rounds:
             state=result.state,
             contributions=_contributions(job, result),
             merger=result.merger,
+            copies=self.mergers.copies(result, now_s),
         )
         self.propose(merged)
 

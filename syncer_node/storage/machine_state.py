@@ -43,6 +43,7 @@ from syncer_node.machine import jobs
 from syncer_node.machine.leadership import Leadership, Phase
 from syncer_node.machine.lost_history import LostHistory
 from syncer_node.machine.merging.assignment import Assignment
+from syncer_node.machine.merging.copies import Sending
 from syncer_node.machine.merging.mergers import Fetching, Merging
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.syncer import SyncerMachine
@@ -410,6 +411,7 @@ class MergersFields(_State):
     epoch: int = 0
     term: int = 0
     assignment: Assignment = msgspec.field(default_factory=lambda: Assignment(()))
+    sending: dict[bytes, Sending] = msgspec.field(default_factory=dict)
     holders: dict[jobs.PushId, dict[bytes, None]] = msgspec.field(default_factory=dict)
     fetching: dict[int, Fetching] = msgspec.field(default_factory=dict)
     gathering: dict[jobs.PushId, int] = msgspec.field(default_factory=dict)

@@ -311,6 +311,10 @@ class MergeBank:
         )
         self.blob_store.put(result.payload, payload)
 
+    def is_merged(self, name: Digest) -> bool:
+        """Whether this is a payload of one of the newest versions."""
+        return any(name in ring for ring in self._ring)
+
     def _drop_candidates(self, fragment: int, number: int) -> None:
         """Merges up to this version are decided."""
         # A thread may add one meanwhile: the keys are listed in one go.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.many_learners import LOCAL_STEPS, STEP_S, measure
-from node.download.payload_donors import SYNCER_COPIES
+from protocol.limits import SYNCER_COPIES
 
 
 def test_learners_go_on_training_and_the_syncer_sends_sixteen_copies():
@@ -14,3 +16,23 @@ def test_learners_go_on_training_and_the_syncer_sends_sixteen_copies():
     assert found.copies_max == SYNCER_COPIES
     assert found.last_max_s < LOCAL_STEPS * STEP_S
     assert 0.0 < found.line_up < 1.0
+
+
+def test_a_syncer_at_home_sends_as_many_copies_as_its_line_carries():
+    """Eight copies of each payload on its 20 Mbit/s would take three times as long as the local
+    steps between two merges."""
+    found = measure(8, cycles=1, seed=1, syncer=(100.0, 20.0))
+    assert found.copies < 3
+    assert found.last_s < 15.0
+    assert found.missing == 0
+    assert found.cycle_s < 1.5 * LOCAL_STEPS * STEP_S
+    assert found.line_up < 0.95
+
+
+@pytest.mark.slow
+def test_a_line_that_fell_behind_catches_up():
+    """All thirty-two ask at first, and those that wait too long ask again: the syncer says no."""
+    found = measure(32, cycles=1, seed=1, syncer=(100.0, 20.0))
+    assert found.copies < 8
+    assert found.last_s < 60.0
+    assert found.in_merge > 12

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from node.download.payload_donors import PATIENCE_S_MIN, SYNCER_COPIES
+from node.download.payload_donors import PATIENCE_S_MIN
 from node.machine.jobs import Advance
+from protocol.limits import SYNCER_COPIES
 from protocol.project import LimitSpec
 from simulator.hosts.learner import SimLearner
 from simulator.scenarios.swarm import build_swarm

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.download.payload_donors import PATIENCE_S_MIN, SYNCER_COPIES
+from node.download.payload_donors import PATIENCE_S_MIN
+from protocol.limits import SYNCER_COPIES
 from simulator.scale.spread import Crowd, spread
 
 CROWD = Crowd(learners=200, merges=8)

@@ -25,6 +25,7 @@ from protocol.trace import MergerAssigned, MergerFailed
 from syncer_node.machine import jobs
 from syncer_node.machine.merging import orders
 from syncer_node.machine.merging.assignment import Assignment
+from syncer_node.machine.merging.copies import Sending
 
 FETCH_SLACK_S = 2.0
 """A merger's answer may come so much later than the deadline of the fetch."""
@@ -104,6 +105,8 @@ class Mergers:
     """Mergers; 0 for all."""
     pull_timeout_s: float
     assignment: Assignment
+    sending: dict[bytes, Sending] = field(default_factory=dict)
+    """By merger."""
     holders: dict[jobs.PushId, dict[bytes, None]] = field(default_factory=dict)
     """Who has each push that has no fate yet."""
     fetching: dict[int, Fetching] = field(default_factory=dict)
@@ -425,6 +428,14 @@ class Mergers:
     def _measure(self, merger: bytes, job: jobs.Merge, seconds: float) -> None:
         size = sum(part.header.payload_bytes for part in job.parts)
         self.assignment.load(merger).merged(size, seconds)
+
+    def copies(self, result: jobs.Merged, now_s: float) -> int:
+        """How many learners ask its merger for the payload of this merge first."""
+        sending = self.sending.setdefault(result.merger or self.own, Sending())
+        sending.merged(result.payload_bytes, now_s)
+        sending.up_bytes_per_s = result.up_bytes_per_s
+        sending.up_backlog_s = result.up_backlog_s
+        return sending.copies
 
     def _end(self, current: Merging) -> None:
         self._retract_offered(current)

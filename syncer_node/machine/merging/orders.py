@@ -110,6 +110,8 @@ def merge_done(order: messages.MergeOrder, result: jobs.Merged) -> messages.Merg
         momentum=result.state.momentum,
         parts=tuple(messages.MergedPush(*row) for row in zip(*columns, strict=True)),
         seconds=result.seconds,
+        up_bytes_per_s=result.up_bytes_per_s,
+        up_backlog_s=result.up_backlog_s,
     )
 
 
@@ -133,4 +135,6 @@ def merged(done: messages.MergeDone, merger: bytes) -> jobs.Merged:
         echoes=tuple(one.echo for one in parts),
         novelties=tuple(one.novelty for one in parts),
         merger=merger,
+        up_bytes_per_s=done.up_bytes_per_s,
+        up_backlog_s=done.up_backlog_s,
     )

@@ -17,13 +17,12 @@ from node.download.payload_donors import (
     POLL_S,
     REST_S,
     SILENT_S,
-    SYNCER_COPIES,
-    Giving,
     PayloadDonors,
     PayloadHunt,
     donors,
     order,
 )
+from protocol.limits import SYNCER_COPIES
 
 PAYLOAD = bytes(range(32))
 KEYS = [number.to_bytes(32, "big") for number in range(1000)]
@@ -89,9 +88,22 @@ def test_one_that_is_silent_is_not_waited_for_alone(hunt):
 
 def test_one_that_sends_is_waited_for(hunt):
     assert hunt.asks(100.0) == KEYS[:1]
-    hunt.heard(KEYS[0], 102.0)
+    hunt.heard(KEYS[0], 102.0, 0.5)
     assert hunt.asks(100.0 + SILENT_S) == []
     assert hunt.asks(102.0 + SILENT_S) == KEYS[1:2]
+
+
+def test_one_that_would_need_longer_than_is_usual_is_not_waited_for_alone():
+    hunt = PayloadHunt.of(KEYS[:3], 60.0, 100.0, usual_s=4.0)
+    assert hunt.asks(100.0) == KEYS[:1]
+    for at_s in (101, 102, 103):
+        hunt.heard(KEYS[0], at_s, 0.05 * (at_s - 100))
+        assert not hunt.asks(at_s)
+    assert hunt.deadline_s(103.0) == pytest.approx(100.0 + 4.0 * 0.15 / 0.85 + SILENT_S)
+    hunt.heard(KEYS[0], 104.0, 0.2)
+    assert hunt.asks(104.0) == KEYS[1:2]
+    hunt.heard(KEYS[1], 105.0, 0.9)
+    assert hunt.asks(106.0) == [], "the second one is soon done"
 
 
 def test_where_nobody_is_left_the_syncer_is_asked_at_once(hunt):
@@ -106,7 +118,7 @@ def test_however_donors_behave_the_syncer_is_asked_in_the_end(hunt):
     now_s = 100.0
     while not hunt.is_over(now_s):
         for key in hunt.asks(now_s):
-            hunt.heard(key, now_s)
+            hunt.heard(key, now_s, 0.0)
             hunt.failed(key, now_s, is_waiting=True)
         assert hunt.deadline_s(now_s) >= now_s
         now_s = hunt.deadline_s(now_s)
@@ -131,7 +143,7 @@ def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once
     hunt.failed(gone, 0.0, is_waiting=False)
     (mute,) = hunt.asks(0.0)
     (sending,) = hunt.asks(SILENT_S)
-    hunt.heard(sending, SILENT_S + 1.0)
+    hunt.heard(sending, SILENT_S + 1.0, 0.1)
     (full,) = hunt.asks(2 * SILENT_S + 1.0)
     hunt.failed(full, 2 * SILENT_S + 1.0, is_waiting=True)
     known.ended(hunt, 2 * SILENT_S + 1.0)
@@ -157,11 +169,3 @@ def test_a_few_donors_make_nobody_wait_longer():
     for took_s in (10.0, 10.0, 10.0, 15.0, 15.0):
         known.held(PayloadHunt.of(KEYS[1:2], 4.0, 0.0), took_s)
     assert known.patience_s(SYNCER_COPIES) == 10.0 * PATIENCE_FACTOR
-
-
-def test_copies_are_given_one_after_the_other_at_the_owner_s_rate():
-    giving = Giving(1000.0)
-    assert giving.may_give(500, 0.0)
-    assert not giving.may_give(500, 0.4)
-    assert giving.may_give(500, 0.5)
-    assert not Giving(0.0).may_give(1, 0.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
-from node.download import payload_donors
+from node.download import payload_donors, payload_fetcher
 from node.download.payload_donors import donors
 from node.download.payload_fetcher import PayloadFetcher
 from protocol.errors import MalformedMessage, NotHeld, PeerUnreachable
@@ -58,6 +59,12 @@ async def hangs(on_progress, times):
     await asyncio.Event().wait()
 
 
+async def trickles(on_progress, times):
+    for filled in range(1, 100):
+        on_progress(filled * MERGED.payload_bytes / 1000)
+        await asyncio.sleep(0.02)
+
+
 async def lies(on_progress, times):
     raise MalformedMessage("something else")
 
@@ -71,18 +78,81 @@ def quick(monkeypatch):
     monkeypatch.setattr(payload_donors, "POLL_S", 0.01)
     monkeypatch.setattr(payload_donors, "SILENT_S", 0.05)
     monkeypatch.setattr(payload_donors, "PATIENCE_S_MIN", 0.5)
+    monkeypatch.setattr(payload_donors, "AGAIN_S", 0.05)
 
 
-def fetch(sources, here=KEYS):
+class Syncer:
+    """One that says no so many times, and then gives."""
+
+    def __init__(self, refusals=0, error=NotHeld):
+        self.refusals, self.error, self.asked = refusals, error, 0
+
+    async def fetch(self, merged):
+        self.asked += 1
+        if self.asked <= self.refusals:
+            raise self.error("not now")
+        return memoryview(b"of the syncer")
+
+
+def fetch(sources, here=KEYS, syncer=None, record=MERGED):
     faults = []
     fetcher = PayloadFetcher(sources, lambda peer, _: faults.append(peer))
-    return asyncio.run(fetcher.fetch(MERGED, here)), faults
+    syncer = syncer or Syncer()
+    return asyncio.run(fetcher.fetch(record, here, syncer.fetch)), faults
 
 
 def test_where_there_are_few_the_syncer_is_asked():
     sources = Sources(first=gives)
-    assert fetch(sources, KEYS[:10]) == (None, [])
+    assert fetch(sources, KEYS[:10]) == (b"of the syncer", [])
     assert sources.asked == []
+
+
+def test_where_the_syncer_sends_few_copies_few_ask_it():
+    few = sorted({*KEYS[:4], OWN})
+    record = structs.replace(MERGED, copies=2)
+    rank = payload_donors.order(MERGED.payload, few).index(OWN)
+    assert rank >= 2, "it comes last of all"
+    (donor, *_) = donors(MERGED.payload, few, OWN, 2)
+    sources = Sources()
+    sources.behaviours[donor] = gives
+    assert fetch(sources, few, record=record)[0] == b"content"
+    assert fetch(sources, few)[0] == b"of the syncer"
+
+
+def test_where_the_syncer_says_no_it_is_looked_for_among_all_others():
+    for giver in KEYS[:12]:
+        sources = Sources()
+        sources.behaviours[giver] = gives
+        syncer = Syncer(refusals=1000)
+        assert fetch(sources, KEYS[:12], syncer)[0] == b"content"
+        assert OWN not in sources.asked
+        assert 1 <= syncer.asked <= 4
+
+
+def test_a_syncer_that_said_no_is_asked_again():
+    syncer = Syncer(refusals=3)
+    assert fetch(Sources(), KEYS[:12], syncer)[0] == b"of the syncer"
+    assert syncer.asked == 4
+
+
+def test_a_syncer_that_said_no_is_not_asked_at_once_where_nobody_else_is_here(monkeypatch):
+    monkeypatch.setattr(payload_fetcher, "REFUSED_S", 0.2)
+    syncer = Syncer(refusals=1000)
+    assert fetch(Sources(), [OWN], syncer)[0] is None
+    assert syncer.asked <= 6
+
+
+def test_who_hears_nothing_but_no_gives_up(monkeypatch):
+    monkeypatch.setattr(payload_fetcher, "REFUSED_S", 0.2)
+    syncer = Syncer(refusals=1000)
+    assert fetch(Sources(), KEYS[:12], syncer)[0] is None
+    assert syncer.asked > 2
+
+
+def test_a_syncer_that_is_gone_is_asked_once():
+    syncer = Syncer(refusals=1, error=PeerUnreachable)
+    assert fetch(Sources(), KEYS[:12], syncer)[0] is None
+    assert syncer.asked == 1
 
 
 def test_a_donor_gives_it_once_it_has_it():
@@ -105,5 +175,11 @@ def test_one_that_sends_something_else_is_blamed_and_asked_no_more(bad, faults):
 
 
 def test_in_the_end_the_syncer_is_asked():
-    assert fetch(Sources())[0] is None
-    assert fetch(Sources(first=hangs, second=hangs))[0] is None
+    assert fetch(Sources())[0] == b"of the syncer"
+    assert fetch(Sources(first=hangs, second=hangs))[0] == b"of the syncer"
+
+
+def test_one_that_would_need_long_is_not_waited_for_alone():
+    sources = Sources(first=trickles, second=gives)
+    assert fetch(sources)[0] == b"content"
+    assert sources.cancelled == [FIRST]
