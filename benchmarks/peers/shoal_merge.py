@@ -206,6 +206,9 @@ class Hands(Learner):
         payload = await self.download(merged)
         await self._in_pool(partial(self.bank.advance, merged, bytes(payload)))
         self.newer.set()
+        if sum(self.versions) > self.captured:  # Merged without a push of this learner.
+            self.captured = sum(self.versions)
+            await self._step_if_due()
         return jobs.Advanced()
 
     async def _in_pool(self, work: Any) -> Any:

@@ -7,9 +7,9 @@ it is spent: what a merger sends, no volunteer has to.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from protocol.limits import SYNCER_COPIES
@@ -42,15 +42,14 @@ class Sending:
     def copies(self) -> int:
         """Of the newest payload: 1 to `SYNCER_COPIES`, which is what one sends that knows little.
 
-        The longest pause counts for nothing: merges come in bursts where learners wait for them.
+        The pause in the middle counts: merges come in bursts where learners wait for them.
         Whoever waits too long for one asks the syncer after all: what has not left yet goes off,
         or a line that fell behind would stay behind.
         """
         if self.up_bytes_per_s is None or len(self.merges) < MERGES_MIN:
             return SYNCER_COPIES
         times = [at_s for at_s, _ in self.merges]
-        gaps = sorted(later - earlier for earlier, later in pairwise(times))
-        gap_s = math.fsum(gaps[:-1]) / (len(gaps) - 1)
+        gap_s = median(later - earlier for earlier, later in pairwise(times))
         size = sum(size for _, size in self.merges) / len(self.merges)
         carried = self.up_bytes_per_s * (BUSY * gap_s - self.up_backlog_s) / size
         return max(1, min(SYNCER_COPIES, round(carried)))
