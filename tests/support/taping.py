@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from host.tape.tape_file import find_tapes
+from host.tape.tape_file import TapeFile, find_tapes
 from protocol.tape import Frame, TapeWriting, encode_frame
 from simulator.hosts.tape import SwarmTape
 from simulator.scenarios.swarm import Swarm, build_swarm
@@ -31,14 +31,23 @@ def record_swarm(
     return swarm
 
 
+def file_of(path: Path) -> TapeFile:
+    """One file of a tape, opened."""
+    lives = find_tapes(path.parent)
+    (file,) = [
+        one for life in lives for files in life.files.values() for one in files if one.path == path
+    ]
+    return file
+
+
+def frames_of(file: TapeFile) -> list[Frame]:
+    """All that is in it."""
+    return [frame for group in file.groups() for frame in group.frames]
+
+
 def alter(path: Path, change: Callable[[list[Frame]], list[Frame]]) -> None:
     """Write a tape's file anew with other frames; every checksum is right."""
-    (life,) = [
-        one
-        for one in find_tapes(path.parent)
-        if any(file.path == path for files in one.files.values() for file in files)
-    ]
-    (file,) = [one for files in life.files.values() for one in files if one.path == path]
-    frames = change([frame for group in file.groups() for frame in group.frames])
+    file = file_of(path)
+    frames = change(frames_of(file))
     writing = TapeWriting(file.preface)
     path.write_bytes(writing.first + writing.group([encode_frame(frame) for frame in frames]))
