@@ -338,8 +338,9 @@ class Learner:
         """The merged payload, from the leader or whoever has it."""
         if not self.manner.gives:
             return await self._of_leader(merged)
-        here = self.machine.context.state.leases.learners
-        payload = await self._fetcher.fetch(merged, here, self._of_leader)
+        state = self.machine.context.state
+        here, newest = state.leases.learners, state.fragments[merged.fragment].version
+        payload = await self._fetcher.fetch(merged, here, self._of_leader, newest)
         if payload is None:
             raise TransientError("nobody has the payload")
         self._merged[merged.payload] = payload

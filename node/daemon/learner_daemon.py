@@ -484,8 +484,9 @@ class LearnerDaemon:
     async def _advance(self, job: jobs.Advance) -> JobResult:
         """Fetch a merged payload, and take the outer step."""
         merged = job.merged
-        here = self.machine.context.state.leases.learners
-        payload = await self.payload_fetcher.fetch(merged, here, self._of_syncer)
+        state = self.machine.context.state
+        here, newest = state.leases.learners, state.fragments[merged.fragment].version
+        payload = await self.payload_fetcher.fetch(merged, here, self._of_syncer, newest)
         if payload is None:
             payload = await self._of_anybody(merged)
         self.counts.payload_bytes += merged.payload_bytes

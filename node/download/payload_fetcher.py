@@ -9,6 +9,7 @@ from functools import partial
 from host.runtime import lifecycle
 from host.transport import Transport
 from node.download.payload_donors import REFUSED_S, PayloadDonors, PayloadHunt
+from protocol import limits
 from protocol.errors import NotHeld, RemoteError, TransientError
 from protocol.ids import NodeKey
 from protocol.log.records import FragmentMerged
@@ -28,11 +29,12 @@ class PayloadFetcher:
         self._donors = PayloadDonors(transport.key)
 
     async def fetch(
-        self, merged: FragmentMerged, here: Collection[NodeKey], of_syncer: OfSyncer
+        self, merged: FragmentMerged, here: Collection[NodeKey], of_syncer: OfSyncer, newest: int
     ) -> memoryview | None:
         """The payload, its digest checked; None where neither learners nor the syncer send it.
 
-        here: keys of the learners that the log knows to be here.
+        here: keys of the learners that the log knows to be here. newest: version of the fragment,
+        by the log; a syncer that says no to one of long ago has dropped it.
         """
         clock = asyncio.get_running_loop().time
         refusals, until_s = 0, clock() + REFUSED_S
@@ -47,7 +49,8 @@ class PayloadFetcher:
                 refusals += 1
             except (TransientError, RemoteError):
                 return None
-            if clock() > until_s:
+            is_dropped = newest - merged.version >= limits.PAYLOAD_RING
+            if is_dropped or clock() > until_s:
                 return None
             hunt = self._donors.again(merged.payload, here, clock(), refusals)
 

@@ -10,6 +10,7 @@ from msgspec import structs
 from node.download import payload_donors, payload_fetcher
 from node.download.payload_donors import donors
 from node.download.payload_fetcher import PayloadFetcher
+from protocol import limits
 from protocol.errors import MalformedMessage, NotHeld, PeerUnreachable
 from tests.support.builders import contribution, merged
 
@@ -94,11 +95,11 @@ class Syncer:
         return memoryview(b"of the syncer")
 
 
-def fetch(sources, here=KEYS, syncer=None, record=MERGED):
+def fetch(sources, here=KEYS, syncer=None, record=MERGED, behind=0):
     faults = []
     fetcher = PayloadFetcher(sources, lambda peer, _: faults.append(peer))
     syncer = syncer or Syncer()
-    return asyncio.run(fetcher.fetch(record, here, syncer.fetch)), faults
+    return asyncio.run(fetcher.fetch(record, here, syncer.fetch, record.version + behind)), faults
 
 
 def test_where_there_are_few_the_syncer_is_asked():
@@ -147,6 +148,12 @@ def test_who_hears_nothing_but_no_gives_up(monkeypatch):
     syncer = Syncer(refusals=1000)
     assert fetch(Sources(), KEYS[:12], syncer)[0] is None
     assert syncer.asked > 2
+
+
+def test_nobody_waits_for_what_a_syncer_has_dropped():
+    syncer = Syncer(refusals=1000)
+    assert fetch(Sources(), KEYS[:12], syncer, behind=limits.PAYLOAD_RING)[0] is None
+    assert syncer.asked == 1
 
 
 def test_a_syncer_that_is_gone_is_asked_once():
