@@ -275,7 +275,11 @@ def test_ranks_that_hold_the_model_together_measure_and_keep_what_one_does(genes
 
 
 def adapter(folder):
-    return adapter_genesis(folder, base_folder(folder / "model"))
+    return adapter_genesis(folder, base_folder(folder / "model"), base_dtype="f32")
+
+
+def adapter_in_bf16(folder):
+    return adapter_genesis(folder, base_folder(folder / "model"), base_dtype="bf16")
 
 
 def images(folder):
@@ -287,8 +291,13 @@ def hidden(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [adapter, images, hidden])
-def test_ranks_hold_other_models_together_too(tmp_path, made):
+@pytest.mark.parametrize(
+    ("made", "apart_max"),
+    # What frozen layers say in bf16 is rounded to 2^-9 of it: on some processors the last bit of a
+    # sum of gradients, whose order is another one with more ranks, decides which way.
+    [(adapter, 1e-5), (adapter_in_bf16, 1e-2), (images, 1e-5), (hidden, 1e-5)],
+)
+def test_ranks_hold_other_models_together_too(tmp_path, made, apart_max):
     async def run(**options):
         weights = first_weights(genesis, None)
         async with bench(genesis, tmp_path, blocks=6, weights=weights, **options) as one:
@@ -303,7 +312,7 @@ def test_ranks_hold_other_models_together_too(tmp_path, made):
     alone = uvloop.run(run())
     assert len(alone) >= 6
     together = uvloop.run(run(ranks=2, sharded=True))
-    assert together == pytest.approx(alone, abs=1e-5)
+    assert together == pytest.approx(alone, abs=apart_max)
 
 
 @SHARDED
