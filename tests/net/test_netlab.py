@@ -121,6 +121,20 @@ def test_what_two_send_to_one_shares_its_line():
     assert back_s < together_s / 4
 
 
+def test_what_waits_at_its_senders_line_keeps_nobody_from_the_receivers():
+    wait_s = 0.2
+    with Lab(["a", "b", "c"]) as lab, sockets(lab, "a", "b", "c") as (a, b, c):
+        lab.put_on_line("a", up=Link(rate_bytes_per_s=20_000 / wait_s), down=Link())
+        lab.put_on_line("c", up=Link(), down=Link(rate_bytes_per_s=1_000_000))
+        for _ in range(20):
+            a.sendto(bytes(1000), (lab.address("c"), PORT))
+        started_s = time.monotonic()
+        b.sendto(b"hello", (lab.address("c"), PORT))
+        while c.recv(2000) != b"hello":
+            pass
+        assert time.monotonic() - started_s < wait_s / 4
+
+
 def test_loss_is_counted_and_tcp_outlives_it():
     with Lab(["a", "b"], link=Link(latency_s=0.002, loss_frac=0.02), seed=3) as lab:
         near, far = connect(lab, "a", "b")

@@ -50,12 +50,12 @@ class Path:
     """The TUN device at its end."""
 
     def admit(self, size_bytes: int, now_s: float) -> float | None:
-        """When a packet that comes now arrives; None if it never does."""
-        at_s: float | None = now_s
-        for one in (self.up, self.shaper, self.down):
-            if at_s is not None:
-                at_s = one.admit(size_bytes, at_s)
-        return at_s
+        """When a packet that comes now is at the line that it ends at; None if it never is.
+
+        Only then may it wait there: packets of others that are there before it go first.
+        """
+        at_s = self.up.admit(size_bytes, now_s)
+        return None if at_s is None else self.shaper.admit(size_bytes, at_s)
 
 
 class Relay:
@@ -68,7 +68,8 @@ class Relay:
         self._paths: dict[int, dict[bytes, Path]] = {}
         """By the device that a packet comes from, then by its destination."""
         self._by_names: dict[tuple[str, str], Path] = {}
-        self._waiting: list[tuple[float, int, Path, bytes]] = []
+        self._waiting: list[tuple[float, int, Path, bytes, bool]] = []
+        """Packets, each with whether the line that it ends at has let it through."""
         self._number = 0
         self._devices = {name: tun for name, _, tun in nodes}
         self._behind_nat: set[int] = set()
@@ -118,15 +119,25 @@ class Relay:
             return
         at_s = path.admit(len(packet), time.monotonic())
         if at_s is not None:
-            self._number += 1
-            heapq.heappush(self._waiting, (at_s, self._number, path, packet))
+            self._wait(at_s, path, packet, is_through=False)
+
+    def _wait(self, at_s: float, path: Path, packet: bytes, *, is_through: bool) -> None:
+        self._number += 1
+        heapq.heappush(self._waiting, (at_s, self._number, path, packet, is_through))
 
     def _deliver(self) -> float | None:
         """Hands over what is due; seconds until the next packet is."""
         waiting = self._waiting
         now_s = time.monotonic()
         while waiting and waiting[0][0] <= now_s:
-            _, _, path, packet = heapq.heappop(waiting)
+            at_s, _, path, packet, is_through = heapq.heappop(waiting)
+            if not is_through:
+                arrives_s = path.down.admit(len(packet), at_s)
+                if arrives_s is None:
+                    continue
+                if arrives_s > at_s:  # Others may come before it.
+                    self._wait(arrives_s, path, packet, is_through=True)
+                    continue
             if path.shaper.is_open:
                 with contextlib.suppress(OSError):  # No memory for it: lost, as anywhere.
                     os.write(path.out, packet)
