@@ -27,6 +27,11 @@ CONNECTIONS_NEAR: Final = 1
 CONNECTIONS_FAR: Final = 4
 """One connection fills a short line. On a long one each lost packet slows only its own."""
 
+CONNECTIONS_FAR_ALL: Final = 12
+"""Over long lines to all peers together; each gets one at least. Three donors fill a line with four
+each. With eight peers as many would be thirty-two, too many for a home's line: its queue runs over,
+and what is lost has to be sent again."""
+
 PEERS_MAX: Final = 2048
 
 GONE_AT_ONCE: Final = "the direct connection ended at once"
@@ -157,6 +162,8 @@ class ChannelPolicy:
     def __init__(self, *, is_on: bool = True) -> None:
         self._is_on = is_on
         self._peers: dict[NodeKey, _Peer] = {}
+        self._connected = 0
+        """Peers with which there is a connection at least."""
 
     def way(self, peer: NodeKey) -> Way:
         """How far the channel to a peer is."""
@@ -212,11 +219,15 @@ class ChannelPolicy:
         if known.way is not Way.DIRECT or not known.is_dialler or known.is_growing:
             return []
         is_far = event.rtt_s is not None and event.rtt_s >= FAR_S
-        lacking = (CONNECTIONS_FAR if is_far else CONNECTIONS_NEAR) - known.connections
+        lacking = (self._far_share() if is_far else CONNECTIONS_NEAR) - known.connections
         if lacking <= 0 or now_s < known.grows_at_s:
             return []
         known.is_growing = True
         return [Dial(event.peer, lacking)]
+
+    def _far_share(self) -> int:
+        """Connections for each peer that is far, as if all were."""
+        return min(CONNECTIONS_FAR, max(1, CONNECTIONS_FAR_ALL // max(1, self._connected)))
 
     def _negotiated(self, event: Agreed | Declined, now_s: float) -> None:
         known = self._know(event.peer)
@@ -228,6 +239,7 @@ class ChannelPolicy:
 
     def _opened(self, peer: NodeKey, now_s: float) -> list[Effect]:
         known = self._know(peer)
+        self._connected += not known.connections
         known.connections += 1
         if known.way is Way.BARRED and now_s < known.rests_until_s:
             return [CloseAll(peer, known.reason)]  # It may not dial itself back in.
@@ -236,7 +248,9 @@ class ChannelPolicy:
 
     def _closed(self, event: Closed, now_s: float) -> None:
         known = self._know(event.peer)
-        known.connections = max(0, known.connections - 1)
+        if known.connections:
+            known.connections -= 1
+            self._connected -= not known.connections
         if event.is_broken:
             known.broke = event.reason
         if known.connections or known.way is not Way.DIRECT:

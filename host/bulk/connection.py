@@ -35,10 +35,6 @@ SILENT_S: Final = 15.0
 IDLE_S: Final = 90.0
 """One that nobody has used for so long is closed, and opened again when there is a use."""
 
-UNSENT_BYTES: Final = 1 << 20
-"""Kept by the kernel beyond what is on its way: what is said next waits behind no more than this
-and what our own queue holds."""
-
 log = logging.getLogger("shoal.channel")
 
 
@@ -206,5 +202,3 @@ def tune(connection: socket.socket) -> None:
     """Sets what a bulk connection's socket needs."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Not everywhere.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

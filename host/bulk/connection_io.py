@@ -18,6 +18,8 @@ from typing import Final, Protocol
 from host.bulk import frames
 from host.bulk.fair_queue import FairQueue, Serving
 from host.bulk.frames import Answer, Data, FrameReader, Greeted, Request
+from host.bulk.send_ahead import SendAhead
+from host.bulk.tls_socket import Pipe
 from host.network import blobs
 from host.network.rate_limit import RateLimiter
 from host.network.token_bucket import PIECE_BYTES, TokenBucket
@@ -42,7 +44,7 @@ ALONE_BYTES: Final = frames.DATA_BYTES_MAX - frames.HEADER.size
 
 WRITE_HIGH_BYTES: Final = 64 << 10
 """With more than this waiting to leave, nothing is added: it would be out of turn. What waits are
-views of blobs, not copies."""
+views of blobs, not copies. On a slow line it is less (`send_ahead`)."""
 
 TURN_BYTES_MIN: Final = 1 << 10
 """Below this the frame around a piece would cost more than it evens out."""
@@ -160,13 +162,17 @@ class ConnectionIo(asyncio.BufferedProtocol):
         """Since when the other end has not read."""
         self._stuck_bytes = 0
         """That waited to leave at that time, and those that came since."""
+        self._put_bytes = 0
+        """Handed over since writing was resumed last."""
+        self._is_resuming = False
         self.lock = Lock()
         """Held while bytes are put where an Ask wants them."""
         self._owner = owner
         self._post = post
         self._shares = shares
         self._peer_of = peer_of
-        self._transport: asyncio.Transport | None = None
+        self._transport: Pipe | None = None
+        self._ahead = SendAhead()
         self._frames = FrameReader(self._room)
         self._asks: dict[int, Ask] = {}
         self._turns = FairQueue(self._step, self._wait_s)
@@ -189,11 +195,16 @@ class ConnectionIo(asyncio.BufferedProtocol):
         """Requests of the other end that have not been served to the end."""
         return self._sought + self._turns.requests
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether more waits to leave than the line takes."""
+        return self.stuck_s is not None
+
     # What the pipe calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """After the handshake, on both sides."""
-        assert isinstance(transport, asyncio.Transport), "what carries bytes both ways"
+        assert isinstance(transport, Pipe), "channels are TLS"
         self._transport = transport
         self.heard_s = self.used_s = time.monotonic()
         if self._error is not None:  # Nobody wants it any more.
@@ -204,7 +215,7 @@ class ConnectionIo(asyncio.BufferedProtocol):
         except RemoteError as error:
             self.abort(error)
             return
-        transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
+        self._hold_ahead()
         self._put(frames.GREETING)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -229,15 +240,26 @@ class ConnectionIo(asyncio.BufferedProtocol):
         self.stuck_s = time.monotonic()
         if self._transport is not None:
             self._stuck_bytes = self._transport.get_write_buffer_size()
-            self._shares.rate_limiter.up.meter.holds(self, self.stuck_s)
+            if not self._is_resuming:
+                self._shares.rate_limiter.up.meter.holds(self, self.stuck_s)
 
     def resume_writing(self) -> None:
         """There is room again."""
-        self.stuck_s = None
-        if self._transport is not None:
-            left = self._stuck_bytes - self._transport.get_write_buffer_size()
-            self._shares.rate_limiter.up.meter.left(self, left, time.monotonic())
+        stuck_s, self.stuck_s, self._is_resuming = self.stuck_s, None, True
+        handed_bytes = self._stuck_bytes
+        self._put_bytes = 0
         self._serve_on()
+        self._is_resuming = False
+        if self._transport is None or stuck_s is None:
+            return
+        # What the kernel takes of the next piece at once had made its room while we waited.
+        taken = handed_bytes + self._put_bytes - self._transport.get_write_buffer_size()
+        now_s = time.monotonic()
+        left = self._ahead.left(taken, now_s - stuck_s, now_s)
+        self._hold_ahead()
+        self._shares.rate_limiter.up.meter.left(self, left, now_s)
+        if self.is_stuck:
+            self._shares.rate_limiter.up.meter.holds(self, now_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end, whoever wanted it."""
@@ -376,6 +398,8 @@ class ConnectionIo(asyncio.BufferedProtocol):
     def _serve_on(self) -> None:
         """Writes what has its turn, until enough waits to leave."""
         while self.stuck_s is None and not self._is_over and (now_s := time.monotonic()):
+            if self._turns.requests and self._ahead.begin(now_s):
+                self._hold_ahead()
             self._share(len(self._turns))
             turn = self._turns.take(now_s)
             if turn is None:
@@ -398,10 +422,17 @@ class ConnectionIo(asyncio.BufferedProtocol):
         """Bytes of one turn. Under a ceiling each peer gets the same, however much it asks for."""
         limit = self._shares.rate_limiter.up.piece_bytes
         if limit is None and bucket is None:
-            return ALONE_BYTES if len(self._turns) == 1 else TURN_BYTES
+            step = ALONE_BYTES if len(self._turns) == 1 else TURN_BYTES
+            return min(step, self._ahead.size_bytes)
         if limit is None:
             return PIECE_BYTES
         return max(TURN_BYTES_MIN, limit // max(1, self._shares.transfers[self.peer]))
+
+    def _hold_ahead(self) -> None:
+        """Neither we nor the kernel hold more than the line sends within a moment."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(min(WRITE_HIGH_BYTES, self._ahead.size_bytes))
+            self._transport.set_unsent_limit(self._ahead.unsent_bytes)
 
     def _wait_s(self, count: int, bucket: TokenBucket | None) -> float:
         now_s = time.monotonic()
@@ -418,6 +449,7 @@ class ConnectionIo(asyncio.BufferedProtocol):
             return
         count = sum(map(len, parts))
         self._stuck_bytes += count  # Means nothing unless it is stuck, and then counts.
+        self._put_bytes += count
         self._transport.writelines(parts)
         self._news.up_bytes += count
         self._tell_later()

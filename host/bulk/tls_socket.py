@@ -62,6 +62,11 @@ class Pipe(asyncio.Transport):
         """Above `high` bytes the protocol is told to pause, and to go on at a quarter of them."""
         self._high_bytes = TURN_BYTES if high is None else high
 
+    def set_unsent_limit(self, size: int) -> None:
+        """The kernel takes no more than about so much of what it cannot send yet."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Not everywhere.
+            self._tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
     def get_write_buffer_size(self) -> int:
         """Bytes that wait."""
         return self._queue_bytes

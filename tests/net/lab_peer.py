@@ -12,7 +12,8 @@ and each is answered with one line that repeats its number; questions do not wai
 - `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
 - `{"number": 2, "say": KEY, "text": "hi"}`: `text`, once the echo is back on the standing stream;
 - `{"number": 3, "way": KEY}`: `connections` that are direct, `bytes` that came over them, and the
-  `reason` why there are none; `shown`, the way in words as `shoal status` has it, and the `port`;
+  `reason` why there are none; `shown`, the way in words as `shoal status` has it, the `port`, and
+  `up_bytes_per_s`, what the line sends as far as that is known;
 - what failed is answered with `error`, the name of the exception.
 """
 
@@ -84,6 +85,7 @@ class Peer:
             "bytes": carried.down_bytes if carried else 0,
             "reason": channels.reason(key),
             "port": channels.port,
+            "up_bytes_per_s": self.host.transport.rate_limiter.up.bytes_per_s,
             "shown": [
                 [row.way, row.detail]
                 for row in bulk_rows(self.host.transport)

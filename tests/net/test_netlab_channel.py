@@ -28,11 +28,15 @@ def swarm(tmp_path_factory):
         a.wait()
         b = Peer(lab, "b", folder, a.addresses)
         b.wait()
-        ends_s = time.monotonic() + PATIENCE_S
-        while way(b, a)["connections"] < CONNECTIONS_FAR:
-            assert time.monotonic() < ends_s, way(b, a)
-            assert "seconds" in b.fetch(a, MIDDLE, timeout_s=PATIENCE_S)
+        until_direct(b, a)
         yield lab, a, b
+
+
+def until_direct(b, a):
+    ends_s = time.monotonic() + PATIENCE_S
+    while way(b, a)["connections"] < CONNECTIONS_FAR:
+        assert time.monotonic() < ends_s, way(b, a)
+        assert "seconds" in b.fetch(a, MIDDLE, timeout_s=PATIENCE_S)
 
 
 def way(one, other):
@@ -68,3 +72,21 @@ def test_a_short_cut_is_outlived(swarm):
     lab.heal()
     assert "seconds" in b.answer(fetching, timeout_s=PATIENCE_S)
     assert "seconds" in a.fetch(b, LARGE, timeout_s=PATIENCE_S), "and in the other direction"
+
+
+def test_on_a_slow_line_a_small_answer_does_not_wait_for_large_pieces(tmp_path):
+    slow = Link(latency_s=0.025, rate_bytes_per_s=400e3)
+    with Lab(["a", "b"], seed=1, link=slow) as lab:
+        a = Peer(lab, "a", tmp_path)
+        a.wait()
+        b = Peer(lab, "b", tmp_path, a.addresses)
+        b.wait()
+        until_direct(b, a)
+        waits_s = []
+        for _ in range(2):
+            fetching = b.ask(fetch=a.key, size=LARGE)
+            time.sleep(1.0)  # Of the eight seconds that it takes.
+            waits_s.append(b.fetch(a, SMALL, timeout_s=PATIENCE_S)["seconds"])
+            assert "seconds" in b.answer(fetching, timeout_s=PATIENCE_S)
+        assert min(waits_s) < 2.0, waits_s
+        assert way(a, b)["up_bytes_per_s"] == pytest.approx(400e3, rel=0.35)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from host.bulk import channel_policy
 from host.bulk.channel_policy import (
     CONNECTIONS_FAR,
+    CONNECTIONS_FAR_ALL,
     FAULT_REST_S,
     GONE_AT_ONCE,
     RESTS_S,
@@ -86,6 +87,24 @@ def test_a_channel_that_opens_and_never_carries_rests_ever_longer():
         choice.handle(Closed(ADA, "reset", is_broken=True), now_s)
         assert choice.handle(LARGE, now_s + rest_s - 0.001) == []
         now_s += rest_s
+
+
+def test_many_peers_over_long_lines_share_out_the_connections():
+    choice, lacking = ChannelPolicy(), []
+    peers = [bytes([number]) * 32 for number in range(1, CONNECTIONS_FAR_ALL + 2)]
+    for peer in peers:
+        large = Wanted(peer, WORTH_BYTES, 0.05)
+        assert choice.handle(large, 0.0) == [Negotiate(peer)]
+        choice.handle(Opened(peer), 0.0)
+        choice.handle(Agreed(peer, is_dialler=True), 0.0)
+        found = choice.handle(large, 0.0)
+        lacking.append(found[0].count if found else 0)
+    assert lacking == [3, 3, 3, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    for peer in peers[1:]:
+        choice.handle(Closed(peer, "", is_broken=False), 1.0)
+    choice.handle(Grown(peers[0]), 1.0)
+    again = choice.handle(Wanted(peers[0], WORTH_BYTES, 0.05), 1.0 + RESTS_S[0])
+    assert again == [Dial(peers[0], CONNECTIONS_FAR - 1)], "it is alone again"
 
 
 def test_a_long_line_gets_more_connections_and_a_short_one_does_not():
