@@ -134,8 +134,9 @@ class Hands(Learner):
         of all. So the first call merges one fragment twice, and later ones begin with the next.
         """
         count = len(self.moved)
-        self.wanted += count if self.wanted else count + 1
-        is_first = self.wanted == count + 1
+        is_first = not self.wanted
+        # Where others merged without it, a slow worker's own pushes are merged later, and ahead.
+        self.wanted = count + 1 if is_first else max(self.wanted, sum(self.versions)) + count
         await self._step_on()
         while sum(self.versions) < self.wanted:
             self.newer.clear()
