@@ -122,7 +122,7 @@ def test_what_two_send_to_one_shares_its_line():
 
 
 def test_what_waits_at_its_senders_line_keeps_nobody_from_the_receivers():
-    wait_s = 0.2
+    wait_s = 1.0
     with Lab(["a", "b", "c"]) as lab, sockets(lab, "a", "b", "c") as (a, b, c):
         lab.put_on_line("a", up=Link(rate_bytes_per_s=20_000 / wait_s), down=Link())
         lab.put_on_line("c", up=Link(), down=Link(rate_bytes_per_s=1_000_000))
@@ -132,7 +132,7 @@ def test_what_waits_at_its_senders_line_keeps_nobody_from_the_receivers():
         b.sendto(b"hello", (lab.address("c"), PORT))
         while c.recv(2000) != b"hello":
             pass
-        assert time.monotonic() - started_s < wait_s / 4
+        assert time.monotonic() - started_s < wait_s / 2
 
 
 def test_loss_is_counted_and_tcp_outlives_it():
