@@ -9,6 +9,7 @@ not the daemon's own (`bulk_loop`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections import deque
@@ -64,7 +65,10 @@ class Pipe(asyncio.Transport):
 
     def set_unsent_limit(self, size: int) -> None:
         """The kernel takes no more than about so much of what it cannot send yet."""
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Not everywhere.
+        if not hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Not everywhere.
+            return
+        # Where the other end has reset the connection, macOS refuses; the next read or write tells.
+        with contextlib.suppress(OSError):
             self._tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def get_write_buffer_size(self) -> int:
