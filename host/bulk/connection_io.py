@@ -273,7 +273,7 @@ class ConnectionIo(asyncio.BufferedProtocol):
                 timer.cancel()
         self._turns.clear()
         self._share(0)
-        self._shares.rate_limiter.up.meter.left(self, 0, time.monotonic())
+        self._shares.rate_limiter.up.meter.broke(self, time.monotonic())
         self._tell()
         self._post(self._owner.on_lost, self._error)
 

@@ -57,13 +57,14 @@ class LineMeter:
             self._since_s.setdefault(connection, now_s)
 
     def left(self, connection: Hashable, count: int, now_s: float) -> None:
-        """It holds nothing back any more; count: bytes that left meanwhile, 0 where it broke."""
+        """It holds nothing back any more; count: bytes that left meanwhile, which may be none where
+        the kernel only made more room."""
         with self._lock:
             self._pass(now_s)
             since_s = self._since_s.pop(connection, None)
             if since_s is None:
                 return
-            if count <= 0 or now_s - since_s > HELD_S_MAX:
+            if now_s - since_s > HELD_S_MAX:
                 self._begin()
                 return
             self._bytes += count
@@ -71,6 +72,13 @@ class LineMeter:
             self._endings += 1
             if self._busy_s >= WINDOW_S and self._endings >= WINDOW_ENDINGS and self._bytes_s > 0.0:
                 self._close()
+
+    def broke(self, connection: Hashable, now_s: float) -> None:
+        """It is over. What it held back until then shows nothing."""
+        with self._lock:
+            self._pass(now_s)
+            if self._since_s.pop(connection, None) is not None:
+                self._begin()
 
     def _pass(self, now_s: float) -> None:
         """It is later."""

@@ -66,9 +66,19 @@ def test_a_connection_that_broke_shows_nothing():
     meter = LineMeter()
     now_s = send(meter, rate=1e6, connections=2, turns=20)
     meter.holds("dead", now_s)
-    meter.left("dead", 0, now_s + HELD_S_MAX)
+    meter.broke("dead", now_s + HELD_S_MAX)
+    meter.broke("never held", now_s + HELD_S_MAX)
     meter.left("never held", 10**9, now_s + HELD_S_MAX)
     send(meter, rate=1e6, connections=2, from_s=now_s + HELD_S_MAX, turns=20)
+    assert meter.bytes_per_s == pytest.approx(1e6, rel=0.15)
+
+
+def test_where_a_kernel_made_room_meanwhile_nothing_has_left_and_the_window_goes_on():
+    meter, now_s = LineMeter(), 0.0
+    while now_s < 2 * WINDOW_S:
+        now_s = send(meter, rate=1e6, connections=2, from_s=now_s, turns=2)
+        meter.holds(0, now_s)
+        meter.left(0, 0, now_s + 0.001)
     assert meter.bytes_per_s == pytest.approx(1e6, rel=0.15)
 
 
