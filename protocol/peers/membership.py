@@ -27,6 +27,9 @@ MISS_PAUSE_S = 30.0
 
 MISS_DOUBLINGS_MAX = 5
 
+UNANSWERED_MAX = 2
+"""Pulls in a row that may bring nothing before no quorum counts on a learner."""
+
 LOAD_OVER_S, LOAD_EVERY_S = 30.0, 5.0
 """How long the load of a device is looked at for, and how often."""
 
@@ -71,6 +74,8 @@ class Session:
     """Pushes in a row that it announced and whose payload did not come."""
     missed_s: float = 0.0
     """When the newest of them failed."""
+    unanswered: int = 0
+    """Pulls in a row that brought no push which could count."""
     wrong: str = ""
     """Why a push of it was refused last, if one was false or malformed."""
     wrong_s: float = 0.0
@@ -213,6 +218,12 @@ class Session:
         self.misses += 1
         self.missed_s = now_s
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether a quorum may count on it: one that brings nothing is asked on, but not waited
+        for."""
+        return self.unanswered < UNANSWERED_MAX
+
     def did_wrong(self, reason: str, now_s: float) -> None:
         """A push of it was refused for that."""
         self.wrong, self.wrong_s = reason, now_s
@@ -278,6 +289,7 @@ class Membership:
             session.merges, session.rejected = former.merges, former.rejected
             session.faults = former.faults
             session.misses, session.missed_s = former.misses, former.missed_s
+            session.unanswered = former.unanswered
             session.wrong, session.wrong_s = former.wrong, former.wrong_s
             if former.incarnation == hello.incarnation:
                 # The same life over another connection: what it has handed in still counts.

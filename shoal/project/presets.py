@@ -84,7 +84,7 @@ PAPER_COMMENTS: Final[Mapping[str, str]] = {
     "rounds.quorum": "K of the paper: the first push is enough, grace brings the others",
     "rounds.grace_safety": f"gamma, below 1; {NOT_PUBLISHED}",
     "rounds.pace_share": "the paper waits for K learners only, whatever their speed",
-    "rounds.patience_s": "seconds before a round settles for those who are alive; ours",
+    "rounds.patience_s": "seconds before a round settles for those who are there; ours",
     "rounds.pull_timeout_s": "seconds after which a learner is late for its round; ours",
     "rounds.up_codec": "bf16 is the paper's baseline; int4 it found almost free",
     "rounds.down_codec": "bf16 is the paper's baseline; whether int4 went down is not known",

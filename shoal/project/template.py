@@ -231,10 +231,12 @@ SECTIONS = (
                 "H: local steps between two merges of the same fragment; 8 for short runs",
             ),
             Line("overlap_steps", 2, "rounds in flight at most, always on different fragments"),
-            Line("quorum", 1, "K: pushes a round needs; lowered when fewer learners are alive"),
+            Line(
+                "quorum", 1, "K: pushes a round needs; fewer where fewer learners can be counted on"
+            ),
             Line("grace_safety", 0.9, "share of the spare time a round waits after its quorum"),
             Line("pace_share", 0.5, "share of the swarm's speed that must have done H steps"),
-            Line("patience_s", 20.0, "seconds before a round settles for those who are alive"),
+            Line("patience_s", 20.0, "seconds before a round settles for those who are there"),
             Line("pull_timeout_s", 20.0, "seconds after which a learner is late for its round"),
             Line(
                 "apply",

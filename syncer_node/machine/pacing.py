@@ -3,7 +3,8 @@
 Without pacing a fast network merges as often as it can and the measured H collapses. A fragment's
 round opens once learners holding `pace_share` of the live rate have H steps on its newest version,
 and H / P steps since the opening before. A learner's rate is that of its merged work: what it only
-claims holds up nobody, and one that is late by `patience_s` is not waited for. In its first cycle
+claims holds up nobody, and one that is late by `patience_s` is not waited for. Where fewer than K
+learners can be counted on, `patience_s` passes once, and not before every round. In its first cycle
 fragment i needs only its own offset, (i + 1) * H / P, so that fragments start staggered instead of
 all at once.
 
@@ -53,6 +54,9 @@ class _Rates:
     """Of the others that are awaited."""
     has_proven: bool = False
     """Whether anything of anybody who is awaited was merged, ready or not."""
+    counted: int = 0
+    """Learners that a quorum may count on: they bring what they are asked for, and are ready, or
+    no later than their merged work lets expect."""
 
     @property
     def share(self) -> float:
@@ -74,6 +78,9 @@ class Pace:
     """Since when somebody is ready, and nobody has ever handed anything in."""
     leaving_opened_s: dict[int, float] = field(default_factory=dict)
     """Fragment -> when its last round was opened for learners about to leave."""
+    settled_for: int = 0
+    """So many learners could be counted on, fewer than K, when patience with the others ran out:
+    for them no round waits again. 0 from when there were K."""
     _words: str = "no learner is training yet"
     _behind: tuple[int, int, int, list[Session]] | None = None
     """Fragment, version, local steps needed, and who is training: put in words when asked for."""
@@ -124,12 +131,33 @@ class Pace:
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
         waited_s = now_s - self.waiting_since_s
-        quorum = effective_quorum(self.spec.quorum, len(live), waited_s, self.spec.patience_s)
+        quorum = self._quorum(found.counted, waited_s)
         if len(found.ready) < quorum:
             self._words = f"{len(found.ready)} of {quorum} learners ready, {len(live)} alive"
             return False
         self._words, self.waiting_since_s = "", None
+        self._settle(found.counted, quorum)
         return True
+
+    def quorum(self, fragment: int, version: int, live: list[Session], now_s: float) -> int:
+        """Pushes that a round needs which opens now: K, or as many as learners can be counted on.
+
+        For the others patience has run out, before this round opened or when they were asked. Where
+        nobody is counted on, all there is is those about to leave, and the round has its own.
+        """
+        counted = self._look_at(live, fragment, version, now_s).counted
+        return min(self.spec.quorum, counted) or self.spec.quorum
+
+    def _quorum(self, counted: int, waited_s: float) -> int:
+        is_settled = 0 < counted <= self.settled_for
+        patience_s = 0.0 if is_settled else self.spec.patience_s
+        return effective_quorum(self.spec.quorum, counted, waited_s, patience_s)
+
+    def _settle(self, counted: int, quorum: int) -> None:
+        if counted >= self.spec.quorum:
+            self.settled_for = 0
+        elif quorum < self.spec.quorum:
+            self.settled_for = max(self.settled_for, counted)
 
     def could_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
         """Whether the round of another fragment than the next one may open; what is waited for is
@@ -182,11 +210,19 @@ class Pace:
             )
             if is_ready:
                 found.ready.append(max(RATE_MIN, rate))
+                found.counted += session.is_reliable
             if rate > 0 and now_s > session.due_s(fragment, needed, rate) + patience_s:
                 continue
             found.has_proven = found.has_proven or rate > 0
             if not is_ready:
                 found.awaited.append(max(RATE_MIN, rate))
+                # By what is seen of it lately, one that stands still would be due later and later.
+                merged_rate = session.merged_rate_per_s
+                found.counted += (
+                    merged_rate > 0
+                    and session.is_reliable
+                    and now_s <= session.due_s(fragment, needed, merged_rate) + patience_s
+                )
         return found
 
     def _due(self, key: tuple[bytes, int], done: int) -> float:

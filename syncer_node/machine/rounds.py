@@ -218,6 +218,7 @@ class Rounds:
         fate = self._judge(ticket, version, header, session, now_s)
         if fate is not None:
             ticket.state = PullState.FAILED
+            session.unanswered += 1
             if fate[0] == "rejected":
                 session.did_wrong(fate[1], now_s)
             self._settle(session.peer, header, *fate)
@@ -273,15 +274,23 @@ class Rounds:
         _, ticket = self._find(peer, decline.round)
         if ticket is not None and ticket.state is PullState.ASKED:
             ticket.state = PullState.FAILED
+            self._unanswered(peer)
+
+    def _unanswered(self, peer: bytes) -> None:
+        """A pull is over, and brought nothing that could count."""
+        session = self.members.sessions.get(peer)
+        if session is not None:
+            session.unanswered += 1
 
     def on_fetched(self, job: jobs.FetchPush, result: object, now_s: float) -> None:
         """The payload arrived, or did not."""
         session = self.members.sessions.get(job.peer)
         if session is not None and session.incarnation == job.header.incarnation:
             if isinstance(result, jobs.PushFetched):
-                session.misses = 0
+                session.misses = session.unanswered = 0
             else:
                 session.missed(now_s)
+                session.unanswered += 1
         current, ticket = self._find(job.peer, job.round)
         is_awaited = (
             (current is None or current.is_collecting)
@@ -625,13 +634,15 @@ class Rounds:
     def _open(self, fragment: int, version: int, able: list[Session], now_s: float) -> None:
         self.mergers.open(fragment)
         self.last_round = max(self.last_round, self.state.rounds) + 1
-        current = Round(self.last_round, fragment, version, now_s, self.spec)
+        members = self.members
+        live = self.pace.live(members.training(), members.starved(), fragment, version - 1)
+        quorum = self.pace.quorum(fragment, version - 1, live, now_s)
+        spec = replace_fields(self.spec, quorum=quorum)
+        current = Round(self.last_round, fragment, version, now_s, spec)
         current.quorum = self.judge.quorum_to_begin(fragment, self.spec.participants_max)
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})
-        members = self.members
-        live = self.pace.live(members.training(), members.starved(), fragment, version - 1)
         self.pace.opened(live)
         step_s = median_step_s(live, now_s)
         if step_s > 0:
@@ -639,9 +650,7 @@ class Rounds:
         mute = self.judge.without_say()
         current.trusted = current.trusted_of(able, mute)
         self._ask(current, able, self._busy(now_s), mute, now_s)
-        self.effects.emit(
-            RoundOpened(current.number, fragment, len(current.tickets), self.spec.quorum)
-        )
+        self.effects.emit(RoundOpened(current.number, fragment, len(current.tickets), quorum))
 
     def _ask(
         self,
@@ -742,6 +751,8 @@ class Rounds:
         if verdict == "close":
             self._close(current, now_s)
         elif verdict == "abandon":
+            for peer in [p for p, one in current.tickets.items() if one.state is PullState.ASKED]:
+                self._unanswered(peer)
             self._abandon(current, "no push arrived in time")
 
     def _slowest_step_s(self, current: Round, able: list[Session], now_s: float) -> float:
@@ -776,6 +787,8 @@ class Rounds:
             if ticket.is_pending(now_s, self.spec.pull_timeout_s):
                 # What is on its way goes into the next merge of this fragment, as a lagging push.
                 self.stragglers[current.fragment, peer] = current.tickets.pop(peer)
+            elif ticket.state is PullState.ASKED:
+                self._unanswered(peer)
             elif ticket.state is PullState.SENDING and ticket.header is not None:
                 ticket.state = PullState.FAILED
                 self._settle(peer, ticket.header, "late", "the round closed before it arrived")
@@ -849,6 +862,8 @@ class Rounds:
             if is_here or ticket.is_pending(now_s, self.spec.pull_timeout_s):
                 continue
             del self.stragglers[place]
+            if ticket.state is PullState.ASKED:
+                self._unanswered(place[1])
             if ticket.state is PullState.SENDING and ticket.header is not None:
                 self._settle(place[1], ticket.header, "late", "the pull's deadline has passed")
 

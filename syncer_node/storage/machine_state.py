@@ -322,6 +322,7 @@ class PaceFields(_State):
     leaving_opened_s: dict[int, float]
     _words: str
     unproven_since_s: float | None = None
+    settled_for: int = 0
 
 
 class LeasingFields(_State):

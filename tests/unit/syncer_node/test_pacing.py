@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.peers.membership import UNANSWERED_MAX
 from syncer_node.machine.pacing import Pace, median_step_s
 from tests.support.builders import FRAGMENTS, ONE, THREE, TWO, heartbeat, rounds, session
 
@@ -174,6 +175,58 @@ def test_a_missing_quorum_is_waited_for_no_longer_than_patience():
     assert not one.may_open(0, 1, both, 119.0)
     assert one.may_open(0, 1, both, 120.0)
     assert one.deadline_s(120.0) is None
+
+
+def test_patience_with_those_who_are_missing_runs_out_once_until_there_are_more():
+    one = pace(quorum=3, patience_s=20.0)
+    both, third = [learner(ONE), learner(TWO)], learner(THREE)
+    assert not one.may_open(0, 1, both, 100.0)
+    assert one.may_open(0, 1, both, 120.0)
+    assert one.quorum(0, 1, both, 120.0) == 2
+    assert one.may_open(1, 1, both, 121.0)
+    assert one.may_open(2, 1, both[:1], 122.0)
+    assert one.quorum(2, 1, both[:1], 122.0) == 1
+    assert one.may_open(3, 1, [*both, third], 123.0)
+    assert one.quorum(3, 1, [*both, third], 123.0) == 3
+    assert not one.may_open(0, 1, both, 124.0)
+    assert not one.may_open(0, 1, both, 143.0)
+    assert one.may_open(0, 1, both, 144.0)
+
+
+def test_one_more_of_too_few_is_a_reason_to_wait_again():
+    one = pace(quorum=4, patience_s=20.0)
+    some = [learner(ONE), learner(TWO), learner(THREE)]
+    assert not one.may_open(0, 1, some[:2], 100.0)
+    assert one.may_open(0, 1, some[:2], 120.0)
+    assert not one.may_open(1, 1, some, 121.0)
+    assert one.waiting == "3 of 4 learners ready, 3 alive"
+    assert one.may_open(1, 1, some, 141.0)
+    assert one.may_open(2, 1, some, 142.0)
+
+
+def test_a_learner_that_stands_still_is_in_no_quorum():
+    one, both = pace(quorum=3, patience_s=20.0), [learner(ONE), learner(TWO)]
+    hung = learner(THREE, steps=0)
+    hung.merged_s[0] = 990.0
+    # It does two steps a second, so it is due after 4 s, and not waited for after 24.
+    assert not one.may_open(0, 1, [*both, hung], 992.0)
+    assert not one.may_open(0, 1, [*both, hung], 1014.0)
+    hung.stepped_s = 990.0  # By what is seen of it, it gets slower and slower.
+    assert one.may_open(0, 1, [*both, hung], 1015.0)
+    assert one.quorum(0, 1, [*both, hung], 1015.0) == 2
+    newcomer = learner(THREE, steps=0)
+    newcomer.merged_rate_per_s = 0.0
+    assert one.may_open(0, 1, [*both, newcomer], 1016.0)
+
+
+def test_a_learner_that_brings_nothing_is_in_no_quorum_until_it_does():
+    one, both, mute = pace(quorum=3), [learner(ONE), learner(TWO)], learner(THREE)
+    mute.unanswered = UNANSWERED_MAX
+    assert one.may_open(0, 1, [*both, mute], 0.0)
+    assert one.quorum(0, 1, [*both, mute], 0.0) == 2
+    assert one.quorum(0, 1, [mute], 0.0) == 3
+    mute.unanswered = 0
+    assert one.quorum(0, 1, [*both, mute], 0.0) == 3
 
 
 def test_patience_starts_anew_when_the_steps_are_gone():
