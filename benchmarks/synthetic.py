@@ -322,10 +322,11 @@ class Learner:
         return jobs.Advanced()
 
     def _find(self, peer: bytes, digest: bytes) -> memoryview | None:
-        """What a peer is given now."""
+        """What a peer is given now. The leader gets all, as from daemons: where nothing moves, what
+        is handed in and what was merged are the same bytes."""
         merged = self._merged.get(digest)
-        if merged is None:
-            return self.own_blob(digest)
+        if merged is None or peer == self.machine.context.leader:
+            return self.own_blob(digest) or merged
         self._giving.measured(self.transport.rate_limiter.up.bytes_per_s)
         may_give = self._giving.may_give(peer, digest, len(merged), time.monotonic())
         return merged if may_give else None
