@@ -143,7 +143,7 @@ class Pace:
         """Pushes that a round needs which opens now: K, or as many as learners can be counted on.
 
         For the others patience has run out, before this round opened or when they were asked. Where
-        nobody is counted on, all there is is those about to leave, and the round has its own.
+        nobody can be counted on it is K, and the round's own patience is left.
         """
         counted = self._look_at(live, fragment, version, now_s).counted
         return min(self.spec.quorum, counted) or self.spec.quorum

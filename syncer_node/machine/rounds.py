@@ -650,6 +650,10 @@ class Rounds:
         mute = self.judge.without_say()
         current.trusted = current.trusted_of(able, mute)
         self._ask(current, able, self._busy(now_s), mute, now_s)
+        if not live:
+            # Nobody trains on: those who leave are all that will hand in anything.
+            quorum = min(quorum, max(1, current.hoped_for))
+            current.spec = replace_fields(self.spec, quorum=quorum)
         self.effects.emit(RoundOpened(current.number, fragment, len(current.tickets), quorum))
 
     def _ask(

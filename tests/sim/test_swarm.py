@@ -355,12 +355,12 @@ def finishing_alone(seed, quorum, *, crash_s=None):
     raise AssertionError("it never finished")
 
 
-@pytest.mark.parametrize(("quorum", "within_s"), [(1, 3.0), (2, 30.0)])
-def test_the_last_learner_hands_in_everything_and_does_not_wait(quorum, within_s):
-    """No round would be due, for nobody trains on; a quorum of two falls after its patience."""
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_the_last_learner_hands_in_everything_and_does_not_wait(quorum):
+    """No round would be due, for nobody trains on, and nobody else would make a quorum."""
     swarm, alone, took_s = finishing_alone(14, quorum)
     assert alone.stopped.reason == "finished: everything was handed in"
-    assert took_s < within_s
+    assert took_s < 3.0
     done = alone.trainer.local_step
     assert all(track.steps(done) == 0 for track in alone.learner.fragment_sync.local_fragments)
     swarm.check()
