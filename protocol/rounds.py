@@ -89,6 +89,8 @@ class Round:
     """Training sessions at the last look; what the quorum may fall to."""
     quorum: int = 0
     """Pushes that it needs if the charter asks for fewer."""
+    is_hurried: bool = False
+    """It closes with what it has once it waits for nobody, and leaves its patience unused."""
     trusted: int | None = None
     """Learners here whose pushes count, where those of others do not: no more are needed."""
     fresh: int = 0
@@ -226,7 +228,8 @@ class Round:
             return "wait"
         if not self.arrived:
             return "abandon"
-        return "close" if now_s >= self.opened_s + self.spec.patience_s else "wait"
+        is_over = self.is_hurried or now_s >= self.opened_s + self.spec.patience_s
+        return "close" if is_over else "wait"
 
     def deadline_s(self, now_s: float) -> float | None:
         """When to look again if nothing happens before; None once it no longer collects."""

@@ -4,9 +4,10 @@ Without pacing a fast network merges as often as it can and the measured H colla
 round opens once learners holding `pace_share` of the live rate have H steps on its newest version,
 and H / P steps since the opening before. A learner's rate is that of its merged work: what it only
 claims holds up nobody, and one that is late by `patience_s` is not waited for. Where fewer than K
-learners can be counted on, `patience_s` passes once, and not before every round. In its first cycle
-fragment i needs only its own offset, (i + 1) * H / P, so that fragments start staggered instead of
-all at once.
+learners can be counted on, `patience_s` passes now and then, and not before every round.
+
+In its first cycle fragment i needs only its own offset, (i + 1) * H / P, so that fragments start
+staggered instead of all at once.
 
 With `eligible = "step"` one step on the newest version is enough, and with `pace_share = 0` only K
 learners must be ready: that is the published eligibility. The H / P steps between two openings stay
@@ -24,6 +25,16 @@ from protocol.quorum import effective_quorum
 
 RATE_MIN = 1e-9
 """Steps per second booked for a learner of which nothing was merged yet."""
+
+
+IMPATIENT_FACTOR = 10.0
+"""Once patience has run out with fewer than K learners, K is not waited for so many times as long;
+twice that the next time."""
+
+IMPATIENT_S_MAX = 3600.0
+
+SLACK_SHARE = 0.5
+"""While K is not waited for, a learner is late after so much more time than its work takes it."""
 
 
 def median_step_s(sessions: list[Session], now_s: float) -> float:
@@ -78,9 +89,10 @@ class Pace:
     """Since when somebody is ready, and nobody has ever handed anything in."""
     leaving_opened_s: dict[int, float] = field(default_factory=dict)
     """Fragment -> when its last round was opened for learners about to leave."""
-    settled_for: int = 0
-    """So many learners could be counted on, fewer than K, when patience with the others ran out:
-    for them no round waits again. 0 from when there were K."""
+    impatient_s: float = 0.0
+    """For how long K was not waited for when patience ran out last; 0 once K were there again."""
+    patient_from_s: float = 0.0
+    """From when on K is waited for."""
     _words: str = "no learner is training yet"
     _behind: tuple[int, int, int, list[Session]] | None = None
     """Fragment, version, local steps needed, and who is training: put in words when asked for."""
@@ -131,13 +143,29 @@ class Pace:
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
         waited_s = now_s - self.waiting_since_s
-        quorum = self._quorum(found.counted, waited_s)
+        is_patient = self.is_patient(now_s)
+        patience_s = self.spec.patience_s if is_patient else 0.0
+        quorum = effective_quorum(self.spec.quorum, found.counted, waited_s, patience_s)
         if len(found.ready) < quorum:
             self._words = f"{len(found.ready)} of {quorum} learners ready, {len(live)} alive"
             return False
         self._words, self.waiting_since_s = "", None
-        self._settle(found.counted, quorum)
+        if is_patient and len(found.ready) >= self.spec.quorum:
+            self.impatient_s = 0.0
+        else:
+            self.ran_out(now_s)
         return True
+
+    def is_patient(self, now_s: float) -> bool:
+        """Whether K is waited for, and not only those that can be counted on."""
+        return now_s >= self.patient_from_s
+
+    def ran_out(self, now_s: float) -> None:
+        """Patience has, before a round opened or in it: there is none for a while."""
+        if self.is_patient(now_s):
+            first_s = IMPATIENT_FACTOR * self.spec.patience_s
+            self.impatient_s = min(IMPATIENT_S_MAX, max(first_s, 2 * self.impatient_s))
+            self.patient_from_s = now_s + self.impatient_s
 
     def quorum(self, fragment: int, version: int, live: list[Session], now_s: float) -> int:
         """Pushes that a round needs which opens now: K, or as many as learners can be counted on.
@@ -147,17 +175,6 @@ class Pace:
         """
         counted = self._look_at(live, fragment, version, now_s).counted
         return min(self.spec.quorum, counted) or self.spec.quorum
-
-    def _quorum(self, counted: int, waited_s: float) -> int:
-        is_settled = 0 < counted <= self.settled_for
-        patience_s = 0.0 if is_settled else self.spec.patience_s
-        return effective_quorum(self.spec.quorum, counted, waited_s, patience_s)
-
-    def _settle(self, counted: int, quorum: int) -> None:
-        if counted >= self.spec.quorum:
-            self.settled_for = 0
-        elif quorum < self.spec.quorum:
-            self.settled_for = max(self.settled_for, counted)
 
     def could_open(self, fragment: int, version: int, live: list[Session], now_s: float) -> bool:
         """Whether the round of another fragment than the next one may open; what is waited for is
@@ -199,6 +216,7 @@ class Pace:
         hand in must not hold up others.
         """
         needed, patience_s, found = self.needed(fragment, version), self.spec.patience_s, _Rates()
+        is_patient = self.is_patient(now_s)
         for session in live:
             beat, rate = session.beat, session.proven_steps_per_s(now_s)
             is_ready = (
@@ -216,14 +234,25 @@ class Pace:
             found.has_proven = found.has_proven or rate > 0
             if not is_ready:
                 found.awaited.append(max(RATE_MIN, rate))
-                # By what is seen of it lately, one that stands still would be due later and later.
-                merged_rate = session.merged_rate_per_s
-                found.counted += (
-                    merged_rate > 0
-                    and session.is_reliable
-                    and now_s <= session.due_s(fragment, needed, merged_rate) + patience_s
+                found.counted += session.is_reliable and self._is_expected(
+                    session, fragment, needed, now_s, is_patient=is_patient
                 )
         return found
+
+    def _is_expected(
+        self, session: Session, fragment: int, needed: int, now_s: float, *, is_patient: bool
+    ) -> bool:
+        """Whether a learner that is not ready yet is no later than its merged work lets expect.
+
+        By what is seen of it lately one that stands still would be due later and later.
+        """
+        rate = session.merged_rate_per_s
+        if rate <= 0:
+            return False
+        slack_s = self.spec.patience_s
+        if not is_patient:
+            slack_s = min(slack_s, SLACK_SHARE * needed / rate)
+        return now_s <= session.due_s(fragment, needed, rate) + slack_s
 
     def _due(self, key: tuple[bytes, int], done: int) -> float:
         """The local step from which it has credit.

@@ -640,6 +640,7 @@ class Rounds:
         spec = replace_fields(self.spec, quorum=quorum)
         current = Round(self.last_round, fragment, version, now_s, spec)
         current.quorum = self.judge.quorum_to_begin(fragment, self.spec.participants_max)
+        current.is_hurried = not current.quorum and not self.pace.is_patient(now_s)
         self.rounds[current.number] = current
         self._take_stragglers(current)
         self.uplinks.keep({session.key for session in able})
@@ -753,6 +754,8 @@ class Rounds:
             if current.grace_s == 0.0:
                 verdict = "close"
         if verdict == "close":
+            if current.quorum_s is None:
+                self.pace.ran_out(now_s)
             self._close(current, now_s)
         elif verdict == "abandon":
             for peer in [p for p, one in current.tickets.items() if one.state is PullState.ASKED]:

@@ -312,6 +312,7 @@ class RoundFields(_State):
     quorum: int
     trusted: int | None
     fresh: int
+    is_hurried: bool = False
 
 
 class PaceFields(_State):
@@ -322,7 +323,8 @@ class PaceFields(_State):
     leaving_opened_s: dict[int, float]
     _words: str
     unproven_since_s: float | None = None
-    settled_for: int = 0
+    impatient_s: float = 0.0
+    patient_from_s: float = 0.0
 
 
 class LeasingFields(_State):

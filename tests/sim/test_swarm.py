@@ -6,10 +6,9 @@ import pytest
 
 from node.machine.jobs import FinishAsked, PauseAsked
 from node.machine.syncer_link import Link
-from protocol import limits, wire
+from protocol import limits
 from protocol.log.records import BlocksLeased, BlocksReturned, FragmentMerged
 from protocol.machine import Note
-from protocol.messages import Decline, Push, PushHeader
 from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import (
     CheckpointScored,
@@ -21,7 +20,6 @@ from protocol.trace import (
 from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.backends import Backend
 from simulator.virtual.network import NetworkModel
-from simulator.virtual.world import World
 from tests.support.choices import first
 from tests.support.swarm_faults import afflict
 
@@ -85,69 +83,6 @@ def test_others_do_not_wait_for_a_local_step_that_is_longer_than_any_grace():
         merges.append(swarm.merges)
     assert merges[1] > 0.96 * merges[0]
     assert swarm.syncer.syncer.state.has_merges(swarm.learners[3].key)
-
-
-def test_a_quorum_that_is_too_large_falls_after_the_stated_patience():
-    rounds = RoundSpec(8, 2, 5, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
-    swarm = build_swarm(4, rounds=rounds)
-    swarm.world.run(12.0)
-    assert swarm.merges == 0
-    assert "of 5 learners ready, 3 alive" in swarm.syncer.syncer.leadership.rounds.pace.waiting
-    swarm.world.run(80.0)
-    assert swarm.merges > 20
-
-
-@pytest.mark.parametrize("pace_share", [0.5, 0.0])
-def test_a_learner_whose_trainer_hangs_holds_up_no_quorum(pace_share):
-    rounds = RoundSpec(8, 2, 3, 0.9, pace_share, 10.0, 10.0, "overwrite", "int4", "int4")
-    swarm = build_swarm(4, rounds=rounds, steps_s=(0.3, 0.3, 0.4))
-    hung = swarm.learners[2]
-    swarm.world.at(60.0, lambda: setattr(hung.speed, "mean_s", 1e9))
-    swarm.world.run(60.0)
-    merges = swarm.merges
-    swarm.world.run(100.0)
-    while_waiting = swarm.merges
-    swarm.world.run(140.0)
-    swarm.check()
-    assert hung.trainer.local_step < 150
-    assert merges > 40
-    assert swarm.merges - while_waiting > 40
-
-
-class Muted(World):
-    """One learner's pushes leave it only later; until then it says this instead."""
-
-    mute: bytes = b""
-    until_s = 140.0
-    declines = False
-
-    def send(self, sender, peer, message):
-        if sender.key == self.mute and isinstance(message, Push) and self.now_s < self.until_s:
-            if not self.declines:
-                return
-            header = wire.decode(message.header.payload, PushHeader)
-            message = Decline(header.round, header.fragment, "not now")
-        super().send(sender, peer, message)
-
-
-@pytest.mark.parametrize("declines", [False, True])
-def test_a_learner_that_brings_nothing_it_is_asked_for_holds_up_no_quorum(declines):
-    rounds = RoundSpec(8, 2, 3, 0.9, 0.5, 10.0, 10.0, "overwrite", "int4", "int4")
-    world = Muted(4)
-    swarm = build_swarm(4, rounds=rounds, steps_s=(0.3, 0.3, 0.4), world=world)
-    world.mute, world.declines = swarm.learners[2].key, declines
-    world.run(100.0)
-    merges = swarm.merges
-    world.run(world.until_s)
-    assert swarm.merges - merges > 30
-    assert not any(
-        part.learner == world.mute for body in swarm.ledger.merges for part in body.contributions
-    )
-    # Only over a new connection it hears that what it handed in is not here.
-    world.partition(world.mute, swarm.syncer.key, for_s=1.0)
-    world.run(240.0)
-    swarm.check()
-    assert all(len(body.contributions) == 3 for body in swarm.ledger.merges[-20:])
 
 
 def test_a_killed_learner_comes_back_with_weights_from_another_learner():

@@ -177,7 +177,7 @@ def test_a_missing_quorum_is_waited_for_no_longer_than_patience():
     assert one.deadline_s(120.0) is None
 
 
-def test_patience_with_those_who_are_missing_runs_out_once_until_there_are_more():
+def test_patience_with_those_who_are_missing_runs_out_now_and_then_and_not_each_time():
     one = pace(quorum=3, patience_s=20.0)
     both, third = [learner(ONE), learner(TWO)], learner(THREE)
     assert not one.may_open(0, 1, both, 100.0)
@@ -188,20 +188,28 @@ def test_patience_with_those_who_are_missing_runs_out_once_until_there_are_more(
     assert one.quorum(2, 1, both[:1], 122.0) == 1
     assert one.may_open(3, 1, [*both, third], 123.0)
     assert one.quorum(3, 1, [*both, third], 123.0) == 3
-    assert not one.may_open(0, 1, both, 124.0)
-    assert not one.may_open(0, 1, both, 143.0)
-    assert one.may_open(0, 1, both, 144.0)
+    assert one.may_open(0, 1, both, 319.0)
+    # Ten times as long as it has waited it does not wait, and twice that the next time.
+    assert not one.may_open(1, 1, both, 320.0)
+    assert one.waiting == "2 of 3 learners ready, 2 alive"
+    assert one.may_open(1, 1, both, 340.0)
+    assert one.may_open(2, 1, both, 739.0)
+    assert not one.may_open(3, 1, both, 740.0)
 
 
-def test_one_more_of_too_few_is_a_reason_to_wait_again():
-    one = pace(quorum=4, patience_s=20.0)
-    some = [learner(ONE), learner(TWO), learner(THREE)]
-    assert not one.may_open(0, 1, some[:2], 100.0)
-    assert one.may_open(0, 1, some[:2], 120.0)
-    assert not one.may_open(1, 1, some, 121.0)
-    assert one.waiting == "3 of 4 learners ready, 3 alive"
-    assert one.may_open(1, 1, some, 141.0)
-    assert one.may_open(2, 1, some, 142.0)
+def test_it_is_waited_longer_for_the_rest_only_as_long_as_they_do_not_come():
+    one = pace(quorum=3, patience_s=20.0)
+    both, third = [learner(ONE), learner(TWO)], learner(THREE)
+    now_s = 100.0
+    for pause_s in (200.0, 400.0, 800.0, 1600.0, 3200.0, 3600.0, 3600.0):
+        assert not one.may_open(0, 1, both, now_s)
+        assert one.may_open(0, 1, both, now_s + 20.0)
+        assert one.may_open(0, 1, both, now_s + 19.0 + pause_s)
+        now_s += 20.0 + pause_s
+    assert one.may_open(0, 1, [*both, third], now_s)
+    assert not one.may_open(0, 1, both, now_s + 1.0)
+    assert one.may_open(0, 1, both, now_s + 21.0)
+    assert not one.may_open(0, 1, both, now_s + 221.0)
 
 
 def test_a_learner_that_stands_still_is_in_no_quorum():
@@ -214,6 +222,10 @@ def test_a_learner_that_stands_still_is_in_no_quorum():
     hung.stepped_s = 990.0  # By what is seen of it, it gets slower and slower.
     assert one.may_open(0, 1, [*both, hung], 1015.0)
     assert one.quorum(0, 1, [*both, hung], 1015.0) == 2
+    # Now K is not waited for, and it is late when half of its time has passed again.
+    hung.merged_s[0] = 1020.0
+    assert not one.may_open(0, 1, [*both, hung], 1026.0)
+    assert one.may_open(0, 1, [*both, hung], 1026.1)
     newcomer = learner(THREE, steps=0)
     newcomer.merged_rate_per_s = 0.0
     assert one.may_open(0, 1, [*both, newcomer], 1016.0)
