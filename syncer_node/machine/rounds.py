@@ -754,7 +754,7 @@ class Rounds:
             if current.grace_s == 0.0:
                 verdict = "close"
         if verdict == "close":
-            if current.quorum_s is None:
+            if current.quorum_s is None and self.spec.quorum > 1 and not current.quorum:
                 self.pace.ran_out(now_s)
             self._close(current, now_s)
         elif verdict == "abandon":
