@@ -75,6 +75,8 @@ class LearnerMachine:
         self._is_stopping = False
         self._log_charter: Charter | None = None
         """In force where our log stands; its voters prove the next record."""
+        self._told_index = 0
+        """Where our log stood when we last introduced ourselves."""
         self._found_s = 0.0
         self._is_looking = False
         self._seat = (0, 0)
@@ -203,6 +205,7 @@ class LearnerMachine:
         self._fire("up")
         self._origins = []
         self.heard_s = self.context.now_s
+        self._told_index = self._head_index()
         setup = self.setup
         hello = messages.Hello(
             wire_version=limits.WIRE_VERSION,
@@ -212,7 +215,7 @@ class LearnerMachine:
             agent=setup.agent,
             name=setup.name,
             evaluates=setup.evaluates,
-            head_index=self._head_index(),
+            head_index=self._told_index,
             head=self.context.state.head,
             proof=self._proof(),
             invite=setup.invite,
@@ -317,6 +320,8 @@ class LearnerMachine:
     def _welcome(self, peer: bytes, welcome: messages.Welcome) -> None:
         if self.link is not Link.GREETING:
             raise UnexpectedMessage("welcome out of turn")
+        if welcome.index is None and self._told_index == 0:
+            raise UnexpectedMessage("a welcome that goes on from no record")
         self._adopt_charter(welcome.charter)
         if self.snapshot_participant.wants_restart():
             self.effects.out.append(machine.Disconnect(peer, "another machine enters this epoch"))

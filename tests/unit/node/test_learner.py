@@ -154,6 +154,13 @@ def test_anything_but_an_answer_to_hello_ends_the_link(message):
     assert_dropped(bench, bench.say(SYNCER.key, message), "unexpected-message")
 
 
+def test_a_welcome_without_an_index_ends_the_link_of_a_learner_that_has_no_log():
+    """Records would follow, and nothing to prove them by."""
+    bench = LearnerBench().greet()
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    assert_dropped(bench, effects, "unexpected-message")
+
+
 def test_a_refusal_for_good_stops_the_daemon_with_its_own_exit_code():
     bench = LearnerBench().greet()
     effects = bench.say(SYNCER.key, Refused("banned", "the owner has banned this key", None))

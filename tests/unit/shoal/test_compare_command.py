@@ -14,6 +14,7 @@ from protocol.errors import UserError
 from shoal.__main__ import main
 from shoal.project.template import create_text
 from shoal.sim import trial_project
+from shoal.sim.run_progress import TELL_EVERY_S, Lines
 from simulator.compare.algorithms import ALGORITHMS, Algorithm, chosen
 from simulator.compare.results import RUNS_FILE, Folder, Run, rows_of, summaries
 from simulator.compare.setting import Setting
@@ -259,3 +260,21 @@ def test_the_trend_is_of_what_was_run(tmp_path, project, capsys):
     assert "merges of each fragment" in plot.read_text()
     assert main(["sim", "trend", str(tmp_path)]) == 2
     assert "no folder of results" in capsys.readouterr().err
+
+
+def test_a_run_that_takes_long_says_now_and_then_how_far_it_is():
+    said: list[str] = []
+    now_s = 0.0
+    lines = Lines(2, clock=lambda: now_s, say=said.append)
+    tell = lines.announce("dp, seed 1")
+    tell(0.0)
+    now_s = TELL_EVERY_S - 1.0
+    tell(0.2)
+    assert said == ["run 1 of 2: dp, seed 1"]
+    now_s = TELL_EVERY_S
+    tell(0.25)
+    now_s += 1.0
+    tell(0.26)
+    assert said[1:] == ["  25 % after 10 min, about 30 min to go"]
+    lines.announce("decoupled, seed 1")(0.5)
+    assert said[2:] == ["run 2 of 2: decoupled, seed 1"]
