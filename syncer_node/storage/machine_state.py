@@ -420,6 +420,7 @@ class MergersFields(_State):
     gathering: dict[jobs.PushId, int] = msgspec.field(default_factory=dict)
     merging: dict[int, Merging] = msgspec.field(default_factory=dict)
     resting: dict[bytes, float] = msgspec.field(default_factory=dict)
+    rests_s: dict[bytes, float] = msgspec.field(default_factory=dict)
     lent: dict[bytes, tuple[bytes, jobs.PushId]] = msgspec.field(default_factory=dict)
     carried: dict[tuple[bytes, bytes], float] = msgspec.field(default_factory=dict)
     last_order: int = 0

@@ -113,7 +113,7 @@ class Merger:
                 self._say(messages.OrderFailed(*where, reason[:REASON_CHARS_MAX]))
 
     def _forget(self, pushes: list[jobs.PushId]) -> None:
-        here = tuple(push for push in pushes if push in self.pushes)
+        here = tuple(push for push in dict.fromkeys(pushes) if push in self.pushes)
         for push in pushes:
             self.fetching.pop(push, None)
         for push in here:

@@ -44,8 +44,9 @@ TAKE_S = 120.0
 """Within this the leader must have the payload of a merge. Where nothing comes, its fetch ends
 earlier by itself."""
 
-REST_S = 60.0
-"""A merger that failed gets no merges for this long."""
+REST_S, REST_S_MAX = 60.0, 3600.0
+"""A merger that failed gets no merges for this long at first, and at most: twice as long each time
+that it fails again before it merged anything."""
 
 CARRIED_S = 300.0
 """A learner that a merger could not reach is left to the leader for this long."""
@@ -116,6 +117,9 @@ class Mergers:
     merging: dict[int, Merging] = field(default_factory=dict)
     """By round."""
     resting: dict[bytes, float] = field(default_factory=dict)
+    """Mergers that failed, and until when they get nothing."""
+    rests_s: dict[bytes, float] = field(default_factory=dict)
+    """How long each rested when it failed last, of those that merged nothing since."""
     lent: dict[bytes, tuple[bytes, jobs.PushId]] = field(default_factory=dict)
     """Pushes that are probed, by digest: who lends them."""
     carried: dict[tuple[bytes, bytes], float] = field(default_factory=dict)
@@ -412,6 +416,7 @@ class Mergers:
             return
         took_s = now_s - current.begun_s
         self.usual_s = took_s if self.usual_s is None else 0.75 * self.usual_s + 0.25 * took_s
+        self.rests_s.pop(current.merger, None)
         self._end(current)
         self.merged(job.merge, job.result)
 
@@ -451,7 +456,7 @@ class Mergers:
         """Another merger does it, from the same pushes; at last this host."""
         failed, number = current.merger, current.job.round
         current.tried.add(failed)
-        self.resting[failed] = self.now_s + REST_S
+        self._rest(failed)
         self.effects.emit(MergerFailed(failed, number, reason))
         self._retract_offered(current)
         for order in [at for at, one in self.fetching.items() if one.round == number]:
@@ -461,6 +466,12 @@ class Mergers:
         current.merger = to or (left[-1] if left else self.own)
         self.assignment.mergers[current.job.fragment] = current.merger
         self._gather(current)
+
+    def _rest(self, failed: bytes) -> None:
+        """It gets no merges for a while; all that it had when it failed are one failure."""
+        if self.now_s >= self.resting.get(failed, -math.inf):
+            self.rests_s[failed] = min(2.0 * self.rests_s.get(failed, REST_S / 2), REST_S_MAX)
+            self.resting[failed] = self.now_s + self.rests_s[failed]
 
     # Who is gone, and what takes too long.
 
@@ -472,6 +483,7 @@ class Mergers:
         self._give_up((merger,), "its stream ended")
         # What it did not get done since it was gone says nothing of how fast it is.
         self.assignment.loads.pop(merger, None)
+        self.rests_s.pop(merger, None)
 
     def look(self, now_s: float) -> None:
         """Time passes."""

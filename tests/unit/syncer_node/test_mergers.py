@@ -365,6 +365,77 @@ def test_a_merge_that_takes_too_long_is_passed_on_and_its_merger_rests(bench):
     assert A in bench.mergers.candidates()
 
 
+@pytest.fixture
+def alone():
+    """A leader that has one merger beside it."""
+    return LeaderBench(A)
+
+
+def fail(bench, number, now_s):
+    """A is given one more merge and does not answer, so the leader does it; when A had failed."""
+    fetch = fetch_job(sequence=number)
+    job = merge_job(fetch)
+    bench.mergers.assignment.mergers[1] = A
+    bench.hold(fetch, now_s=now_s)
+    bench.ordered(job, now_s=now_s)
+    failed_s = bench.mergers.deadline_s()
+    bench.mergers.look(failed_s)
+    assert bench.mergers.candidates() == [OWN]
+    (again,) = bench.started(jobs.FetchPush)
+    bench.mergers.on_fetched_here(again, jobs.PushFetched(), failed_s)
+    bench.mergers.on_merged_here(job, result_of(job), failed_s)
+    bench.drain()
+    return failed_s
+
+
+def rest_s(bench, failed_s):
+    """How long A rests, in whole times of the shortest rest."""
+    rest_s = 0.0
+    while A not in bench.mergers.candidates():
+        rest_s += leader_side.REST_S
+        bench.mergers.look(failed_s + rest_s)
+    return rest_s
+
+
+def test_a_merger_that_fails_again_and_again_rests_twice_as_long_each_time(alone):
+    """Or a standby whose copy of a fragment stands still would hold up a merge each minute."""
+    now_s, rests = 2.0, []
+    for number in range(1, 9):
+        failed_s = fail(alone, number, now_s)
+        rests.append(rest_s(alone, failed_s))
+        now_s = failed_s + rests[-1]
+    assert rests == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+
+
+def test_a_merger_that_merged_since_rests_as_long_as_at_first(alone):
+    now_s = fail(alone, 1, 2.0)
+    now_s += rest_s(alone, now_s)
+    fetch = fetch_job(sequence=2)
+    job = merge_job(fetch)
+    alone.mergers.assignment.mergers[1] = A
+    alone.hold(fetch, now_s=now_s)
+    _, order = alone.ordered(job, now_s=now_s)
+    alone.mergers.receive(A, orders.merge_done(order, result_of(job)), now_s + 1.0)
+    (taking,) = alone.started(jobs.TakeMerge)
+    alone.mergers.on_taken(taking, jobs.MergeTaken(), now_s + 2.0)
+    assert rest_s(alone, fail(alone, 3, now_s + 3.0)) == leader_side.REST_S
+
+
+def test_a_merger_that_comes_back_over_a_new_stream_rests_as_long_as_at_first(alone):
+    now_s = fail(alone, 1, 2.0)
+    now_s += rest_s(alone, now_s)
+    alone.mergers.on_down(A)
+    assert rest_s(alone, fail(alone, 2, now_s)) == leader_side.REST_S
+
+
+def test_pushes_that_are_dropped_twice_are_forgotten_once():
+    bench, fetch = MergerBench(), fetch_job()
+    bench.hold(fetch)
+    name = messages.PushName(*fetch.push)
+    (forgotten,) = bench.take(messages.DropPushes(0, 3, (name, name)))
+    assert forgotten == Do(jobs.Forget((fetch.push,)))
+
+
 # The merger.
 
 
