@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -68,8 +69,7 @@ class PartitionMonitor:
 
     async def _sight(self) -> Sight:
         transport = self.transport
-        known = [peer.text for peer in transport.dialer.to_try(0)]
-        if no_network := self.no_network(known):
+        if no_network := self.no_network(self._known()):
             return Sight(0, (), (), follows=False, no_network=no_network)
         away = transport.dialer.away()
         here = transport.connected() - {transport.key}
@@ -83,6 +83,13 @@ class PartitionMonitor:
             heads=self._heads,
             away=len(away),
         )
+
+    def _known(self) -> list[str]:
+        """Addresses of the swarm. Where a name leads is told by the connection that it led to."""
+        known = [peer.text for peer in self.transport.dialer.to_try(0)]
+        with contextlib.suppress(TransientError):  # The engine is down: nobody is connected.
+            known += [text for peer in self.transport.peers() for text in peer.addresses]
+        return known
 
     async def _look_for_heads(self) -> None:
         now_s = time.monotonic()

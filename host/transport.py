@@ -295,7 +295,7 @@ class Transport:
             engine.loss.check()  # closed in the last moment
             is_up = True
         except errors.TransientError as error:
-            trouble = own_network.trouble(peer.text for peer in peers)
+            trouble = await own_network.trouble_of_names(peer.text for peer in peers)
             raise addresses.explained(peers, error, options.port, trouble) from error
         finally:
             self._booting = None

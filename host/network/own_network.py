@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import socket
 from collections.abc import Callable, Iterable
@@ -15,6 +17,9 @@ NO_NETWORK = (
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Of no machine anywhere: what they tell is whether there is a way out."""
+
+RESOLVE_S = 2.0
+"""A name whose address is not told within this leads nowhere for now."""
 
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
@@ -30,9 +35,35 @@ def leads_to(host: str) -> bool:
     return True
 
 
-def trouble(addresses: Iterable[str]) -> str:
+def trouble(addresses: Iterable[str], way: Callable[[str], bool] = leads_to) -> str:
     """That this machine has no network, and what to do; empty if it knows a way to one of these."""
-    return "" if has_way(addresses) else NO_NETWORK
+    return "" if has_way(addresses, way) else NO_NETWORK
+
+
+async def trouble_of_names(addresses: Iterable[str], way: Callable[[str], bool] = leads_to) -> str:
+    """The same, where it may take a moment: names are looked up before it is said that there is
+    none. A network without a way out of it may have hosts that are known by name."""
+    texts = list(addresses)
+    found = trouble(texts, way)
+    return found and trouble([*texts, *await _led_to(texts)], way)
+
+
+async def _led_to(addresses: Iterable[str]) -> list[str]:
+    """Where the names in these addresses lead."""
+    loop, found = asyncio.get_running_loop(), list[str]()
+    names = {text.split("/")[2] for text in addresses if text.startswith("/dns")}
+    with contextlib.suppress(TimeoutError):  # Those that were told by then count.
+        async with asyncio.timeout(RESOLVE_S):
+            for name in sorted(names):
+                # A name that is none at all is a UnicodeError.
+                with contextlib.suppress(OSError, UnicodeError):
+                    told = await loop.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+                    found += [_place(family, place[0]) for family, *_, place in told]
+    return found
+
+
+def _place(family: int, host: str | int) -> str:
+    return f"/{'ip6' if family == socket.AF_INET6 else 'ip4'}/{host}/udp/9"
 
 
 def has_way(addresses: Iterable[str], way: Callable[[str], bool] = leads_to) -> bool:

@@ -219,6 +219,36 @@ def test_a_connection_goes_on_after_a_cut():
             assert far.recv(100) == b"still here"
 
 
+def test_a_node_that_moves_is_reached_at_its_new_address_alone():
+    with Lab(["a", "b"]) as lab, sockets(lab, "a", "b") as (a, b):
+        former = lab.address("b")
+        assert reaches(lab, a, b, "a", "b")
+        moved = lab.move("b")
+        assert moved == lab.address("b") != former
+        with sockets(lab, "b") as (again,):
+            assert reaches(lab, a, again, "a", "b")
+            assert reaches(lab, again, a, "b", "a")
+        a.sendto(b"to nobody", (former, PORT))
+        with pytest.raises(TimeoutError):
+            b.recv(100)
+
+
+def test_names_lead_where_the_labs_file_says_now(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("10.77.0.9 train.example.org\n")
+    look = "import socket; print(socket.gethostbyname('train.example.org'))"
+
+    def told(lab):
+        return lab.run("a", [sys.executable, "-c", look], stdout=subprocess.PIPE, text=True)
+
+    with Lab(["a"], hosts=hosts) as lab:
+        assert told(lab).communicate(timeout=60)[0] == "10.77.0.9\n"
+        with hosts.open("r+") as file:
+            file.write("10.77.0.8 train.example.org\n")
+        assert told(lab).communicate(timeout=60)[0] == "10.77.0.8\n"
+    assert "train.example.org" not in Path("/etc/hosts").read_text()
+
+
 def test_two_labs_do_not_see_each_other():
     with (
         Lab(["a", "b"]) as one,

@@ -54,13 +54,16 @@ class Lab:
         link: Link = Link(),  # noqa: B008  # Frozen.
         seed: int = 0,
         mtu_bytes: int = MTU_BYTES,
+        hosts: Path | None = None,
     ) -> None:
+        """hosts: a file, as /etc/hosts, by which programs in the nodes find addresses of names."""
         if len(set(nodes)) != len(nodes) or not 0 < len(nodes) <= NODES_MAX:
             raise ValueError(f"names must differ, and be 1 to {NODES_MAX}")
         self.nodes = tuple(nodes)
         self.processes: list[subprocess.Popen[Any]] = []
         self._seed = seed
         self._mtu_bytes = mtu_bytes
+        self.hosts = hosts
         self._addresses = {node: f"{SUBNET}.{k}" for k, node in enumerate(nodes, start=1)}
         self._links = dict.fromkeys(permutations(nodes, 2), link)
         self._cuts: set[tuple[str, str]] = set()
@@ -131,10 +134,12 @@ class Lab:
 
         Files and file-system sockets are those of the machine. It dies with the calling thread.
         """
-        namespace, parent = self._namespaces[node], os.getpid()
+        namespace, parent, hosts = self._namespaces[node], os.getpid(), self.hosts
 
         def move_in() -> None:
             namespaces.enter(namespace)
+            if hosts is not None:
+                namespaces.name_hosts_by(hosts)
             namespaces.die_with(parent)
 
         environment = {**os.environ, **(env or {}), namespaces.OWNER_VARIABLE: namespaces.owner()}
@@ -159,6 +164,23 @@ class Lab:
     def kill(self, node: str) -> None:
         """kill -9 for everything that runs in a node, as a power cut would."""
         self._kill([node])
+
+    def move(self, node: str) -> str:
+        """Gives a node another address, in place of its own; its programs go on. The address.
+
+        Connections of before are dead, and nobody is told.
+        """
+        (name,) = self._checked([node])
+        taken = set(self._addresses.values())
+        address = next(
+            free
+            for k in range(len(taken) + 1, NODES_MAX + 2)
+            if (free := f"{SUBNET}.{k}") not in taken
+        )
+        self.inside(name, lambda: namespaces.move(address))
+        self._ask({"moves": {name: address}})
+        self._addresses[name] = address
+        return address
 
     # Links. Those of nodes that are not named stay as they are.
 

@@ -28,8 +28,11 @@ OWNER_VARIABLE: Final = "SHOAL_NETLAB"
 TX_PACKETS: Final = 10_000
 """Room for packets that the relay has not fetched yet: a busy moment must not look like loss."""
 
-# From linux/sched.h, linux/prctl.h, linux/if_tun.h, linux/if.h and linux/sockios.h.
+# From linux/sched.h, linux/mount.h, linux/prctl.h, linux/if_tun.h, linux/if.h and linux/sockios.h.
 _CLONE_NEWNET: Final = 0x40000000
+_CLONE_NEWNS: Final = 0x00020000
+_MS_BIND: Final = 0x1000
+_MS_REC_PRIVATE: Final = 0x4000 | 0x40000
 _PR_SET_PDEATHSIG: Final = 1
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN_NO_PI: Final = 0x1001
@@ -83,6 +86,22 @@ def in_thread(function: Callable[[], T]) -> T:
 def enter(namespace: int) -> None:
     """Moves the calling thread into a namespace; sockets that it opens stay there."""
     _checked(_libc.setns(namespace, _CLONE_NEWNET), "setns")
+
+
+def name_hosts_by(file: Path) -> None:
+    """For a child before its program starts: it finds the addresses of names in this file first.
+
+    What is written into the file later counts too; to replace it would change nothing.
+    """
+    _checked(_libc.unshare(_CLONE_NEWNS), "unshare")
+    _checked(_libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "mount")
+    _checked(_libc.mount(bytes(file), b"/etc/hosts", None, _MS_BIND, None), "mount")
+
+
+def move(address: str) -> None:
+    """Gives the lab's device in the calling thread's namespace another address, and no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        _set_address(any_socket, address)
 
 
 def die_with(parent: int) -> None:
@@ -161,13 +180,17 @@ def _configure(tun: int, address: str, mtu_bytes: int) -> None:
     with contextlib.suppress(OSError):  # A kernel without IPv6 has nothing to be quiet about.
         Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for request, text in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.0")):
-            value = struct.pack("16sH2x4s16x", DEVICE, socket.AF_INET, socket.inet_aton(text))
-            fcntl.ioctl(any_socket, request, value)
+        _set_address(any_socket, address)
         for request, number in ((_SIOCSIFMTU, mtu_bytes), (_SIOCSIFTXQLEN, TX_PACKETS)):
             fcntl.ioctl(any_socket, request, struct.pack("16si20x", DEVICE, number))
         for device in (b"lo", DEVICE):
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", device, _IFF_UP_RUNNING))
+
+
+def _set_address(any_socket: socket.socket, address: str) -> None:
+    for request, text in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.0")):
+        value = struct.pack("16sH2x4s16x", DEVICE, socket.AF_INET, socket.inet_aton(text))
+        fcntl.ioctl(any_socket, request, value)
 
 
 def _checked(result: int, call: str) -> None:

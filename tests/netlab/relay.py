@@ -7,7 +7,8 @@ Arguments: the descriptor of a control socket, a seed, and `NAME=ADDRESS=DESCRIP
 On the control socket come JSON messages, each answered when it has taken effect:
 `{"links": [[FROM, TO, is_open, latency_s, ...], ...]}` with the fields of `Link` in order,
 `{"lines": [[NODE, "up" or "down", latency_s, ...], ...]}` likewise, `{"nats": [NODE, ...]}` with
-all nodes that are behind a NAT from now on, and `{"count": [FROM, TO]}`.
+all nodes that are behind a NAT from now on, `{"moves": {NODE: ADDRESS}}`, and
+`{"count": [FROM, TO]}`.
 """
 
 from __future__ import annotations
@@ -160,11 +161,21 @@ class Relay:
             self._lines[node, way].link = Link(*link)
         if "nats" in asked:
             self._behind_nat = {self._devices[node] for node in asked["nats"]}
+        for node, address in asked.get("moves", {}).items():
+            self._move(node, socket.inet_aton(address))
         if "count" in asked:
             sender, receiver = asked["count"]
             answer = dataclasses.asdict(self._by_names[sender, receiver].shaper.counts)
         self._control.send(json.dumps(answer).encode())
         return True
+
+    def _move(self, node: str, address: bytes) -> None:
+        """Packets to its former address go nowhere."""
+        out = self._devices[node]
+        for tun, paths in self._paths.items():
+            if tun != out:
+                (former,) = [one for one, path in paths.items() if path.out == out]
+                paths[address] = paths.pop(former)
 
 
 def is_for_everybody(packet: bytes) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from host import addresses
 from host.network import own_network
+from host.network.neighbours import ConnectedPeer
 from host.partition_monitor import PartitionMonitor
 from protocol.errors import PeerUnreachable, TransientError, TransportLost
 
@@ -35,6 +36,21 @@ def test_a_machine_knows_the_way_to_itself():
 )
 def test_one_way_to_one_host_is_enough(texts, ways, has):
     assert own_network.has_way(texts, lambda host: host in ways) is has
+
+
+@pytest.mark.parametrize(
+    ("names", "ways", "has"),
+    [
+        (["localhost"], ["127.0.0.1", "::1"], True),
+        (["no name", "localhost"], ["127.0.0.1", "::1"], True),
+        (["localhost"], [], False),
+        (["no name"], ["127.0.0.1", "::1"], False),
+    ],
+)
+def test_names_are_looked_up_before_it_is_said_that_there_is_no_network(names, ways, has):
+    texts = [NAMED.replace("example.org", name) for name in names]
+    said = asyncio.run(own_network.trouble_of_names(texts, lambda host: host in ways))
+    assert said == ("" if has else own_network.NO_NETWORK)
 
 
 def failed():
@@ -64,8 +80,10 @@ class Lost:
             to_try=lambda _: [addresses.parse_peer(THERE)], away=list, is_urgent=False
         )
 
-    def connected(self):
+    def peers(self):
         raise TransportLost("the engine is down")
+
+    connected = peers
 
 
 def test_a_running_host_says_that_its_own_network_is_gone_also_while_its_engine_is_down():
@@ -79,3 +97,33 @@ def test_a_running_host_says_that_its_own_network_is_gone_also_while_its_engine_
     asyncio.run(monitor.look(105.0))
     assert monitor.trouble.startswith("This machine has no network: ")
     assert monitor.transport.dialer.is_urgent
+
+
+class Connected:
+    """A transport that knows hosts by name alone, and is connected with one of them."""
+
+    key = bytes(32)
+    there = addresses.parse_peer(THERE)
+
+    def __init__(self):
+        self.dialer = SimpleNamespace(
+            to_try=lambda _: [addresses.parse_peer(NAMED)], away=list, is_urgent=False
+        )
+
+    def peers(self):
+        return [ConnectedPeer(self.there.key, (THERE,))]
+
+    def connected(self):
+        return {self.there.key}
+
+
+@pytest.mark.parametrize(("ways", "has"), [(["203.0.113.7"], True), ([], False)])
+def test_a_network_without_a_way_out_is_one_where_a_name_led_to_a_host_on_it(ways, has):
+    def no_network(texts):
+        return "" if own_network.has_way(texts, lambda host: host in ways) else "gone"
+
+    monitor = PartitionMonitor(Connected(), voters=tuple, follows=lambda: True)
+    monitor.no_network = no_network
+    for now_s in (100.0, 200.0):
+        asyncio.run(monitor.look(now_s))
+    assert (monitor.trouble == "") is has
