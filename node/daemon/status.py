@@ -195,7 +195,7 @@ def _training(silent_s: float, trust: float) -> str:
     if silent_s > limits.LEADER_SUSPECT_AFTER_S:
         return (
             f"Training. The syncer was not heard for {silent_s:.0f} s; "
-            "looking for a newly elected one."
+            "looking for it, or for its successor."
         )
     if trust < standing.DOUBTED_BELOW:
         return (

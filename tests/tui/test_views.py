@@ -193,7 +193,7 @@ def test_a_learner_says_since_when_its_syncer_is_silent():
     verdict = judge(Scene(frame=frame, history=History()))
     assert verdict.level == "CARE"
     assert verdict.sentence.endswith(
-        "The syncer has been silent for 7 s; looking for a newly elected one."
+        "The syncer has been silent for 7 s; looking for it, or for its successor."
     )
     node.sentence = (
         "Training without a syncer: waiting to try again (dialling host 7cce181e: Connect failed. "

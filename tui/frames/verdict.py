@@ -384,7 +384,7 @@ def _node(status: NodeStatus) -> Verdict:
     if status.state in ("training", "adrift", "starved") and unheard_s > UNHEARD_S:
         level = "TROUBLE" if unheard_s > UNHEARD_S_BAD else "CARE"
         if "not heard for" not in said and "last heard" not in said:
-            tail = "; looking for a newly elected one" if status.state == "training" else ""
+            tail = "; looking for it, or for its successor" if status.state == "training" else ""
             said = f"{said} The syncer has been silent for {fmt.whole(unheard_s)}{tail}."
     if status.state == "training" and status.trust < DOUBTED_BELOW and level == "WELL":
         level = "CARE"
