@@ -67,7 +67,7 @@ OnlyRole = Annotated[DaemonRole | None, option("Only daemons of this role.")]
 Port = Annotated[
     int, option("TCP port to listen on; 0 takes any free one.", validators.Number(gte=0, lte=65535))
 ]
-Listen = Annotated[str, option("Address of this machine to listen on.")]
+Listen = Annotated[str, option("Address of this machine to listen on; :: is all of IPv6.")]
 BulkPort = Annotated[
     str | None,
     Parameter(
