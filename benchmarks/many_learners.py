@@ -1,15 +1,16 @@
 """What a round costs with more and more learners: the machines themselves, in virtual time.
 
     python benchmarks/many_learners.py [--learners 16,64,256,1000] [--cycles 2]
-        [--syncer 1000/1000] [--json FILE] [--plot FILE]
+        [--syncer 1000/1000] [--hidden 0.8] [--json FILE] [--plot FILE]
 
 One syncer on a line of 1 Gbit/s, or of so many Mbit/s down and up, and learners on lines of 100 and
 20 Mbit/s, with local steps of two seconds; a model of 100 million parameters in 24 fragments, 4
-bits a value, merged every 24 local steps by 64 learners at most, in turn. Tensors are tiny, and
-what is sent takes as long as those of that model. Looked at, once everybody has joined, are whole
-cycles of merges: how much of the learners' time goes into local steps, how many copies of a payload
-the syncer sends, when the last learner has it, and what the syncer's line and machine carry.
-Processor time is this machine's.
+bits a value, merged every 24 local steps by 64 learners at most, in turn. With `--hidden` such a
+share of them are behind routers that let nobody in, so that no two of these meet. Tensors are tiny,
+and what is sent takes as long as those of that model. Looked at, once everybody has joined, are
+whole cycles of merges: how much of the learners' time goes into local steps, how many copies of a
+payload the syncer sends, when the last learner has it, and what the syncer's line and machine
+carry. Processor time is this machine's.
 """
 
 from __future__ import annotations
@@ -182,9 +183,21 @@ def swarm_of(learners: int, seed: int, syncer: tuple[float, float]) -> tuple[Swa
     return swarm, world
 
 
-def measure(learners: int, cycles: int, seed: int, syncer: tuple[float, float] = SYNCER) -> Found:
-    """Whole cycles of merges, once everybody is there. Violation where a merge was wrong."""
+def measure(
+    learners: int,
+    cycles: int,
+    seed: int,
+    syncer: tuple[float, float] = SYNCER,
+    *,
+    hidden_frac: float = 0.0,
+) -> Found:
+    """Whole cycles of merges, once everybody is there. Violation where a merge was wrong.
+
+    hidden_frac: of the learners, that nobody can dial.
+    """
     swarm, world = swarm_of(learners, seed, syncer)
+    for learner in swarm.learners[: round(hidden_frac * learners)]:
+        learner.is_hidden = True
     copies, timed = Copies(swarm), Timed(swarm.syncers[0])
     world.run(CYCLE_S)
     tiny = payload_bytes("int4", swarm.syncers[0].layout.fragments[0].numel)
@@ -246,12 +259,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--hidden", type=float, default=0.0, help="share that cannot be dialled")
     parser.add_argument("--syncer", default="1000/1000", help="its line, Mbit/s down/up")
     case = parser.parse_args()
     down, up = map(float, case.syncer.split("/"))
     found = []
     for learners in (int(word) for word in case.learners.split(",")):
-        one = measure(learners, case.cycles, case.seed, (down, up))
+        one = measure(learners, case.cycles, case.seed, (down, up), hidden_frac=case.hidden)
         found.append(one)
         print(_line(one), flush=True)
         if case.json is not None:

@@ -428,21 +428,38 @@ class Transport:
         into: bytearray | memoryview | None = None,
         offset: int = 0,
         on_progress: Callable[[int], None] | None = None,
+        may_be_carried: bool = True,
     ) -> memoryview:
         """The blob of `digest`, checked; in `into` where given, whose first `offset` bytes stay.
 
-        `timeout_s` is per read. `on_progress` gets the bytes held so far: with it and `into` a
+        `may_be_carried`: by a relay, where there can be no connection. `timeout_s` is per read.
+        `on_progress` gets the bytes held so far: with it and `into` a
         broken transfer continues at another peer. Waits while too many transfers are under way.
         Raises what `blobs.Download.run` raises; LimitExceeded for a length over the bound.
         """
         self.live()
-        return await self.bulk.fetch(peer, digest, length, timeout_s, into, offset, on_progress)
+        dial = None if may_be_carried else self._dial_uncarried
+        return await self.bulk.fetch(
+            peer, digest, length, timeout_s, into, offset, on_progress, dial
+        )
 
     async def _dial(self, key: NodeKey, protocol: str) -> Wire:
         """A stream for bulk data; only blobs go by way of a relay."""
         if protocol == BLOB_PROTOCOL:
             return await self._open(key, "blob")
         return await self.dial_plain(key, protocol)
+
+    async def _dial_uncarried(self, key: NodeKey, protocol: str) -> Wire:
+        """A stream over a connection of the two alone, which a host that cannot be dialled may
+        open itself. Raises PeerUnreachable or TransportLost."""
+        is_called = self.relay.is_hidden(key) and not await self.is_connected(key)
+        if not is_called:
+            try:
+                return await self.dial_plain(key, protocol)
+            except errors.PeerUnreachable:
+                if not self.reachability.told_addresses():
+                    raise  # It could not dial us either.
+        return await self.relay.through(key, "blob", carries=False)
 
     async def _open(self, key: NodeKey, inner: Inner) -> Wire:
         """A stream to a host: over a connection, or by way of a relay where there can be none."""

@@ -100,8 +100,9 @@ class Bulk:
         into: bytearray | memoryview | None,
         offset: int,
         on_progress: Callable[[int], None] | None,
+        dial: Callable[[NodeKey, str], Awaitable[Wire]] | None = None,
     ) -> memoryview:
-        """What `Transport.fetch` promises."""
+        """What `Transport.fetch` promises. dial: in place of that of the constructor."""
         if into is not None and len(into) != length:
             raise InternalError(f"a buffer of {len(into)} bytes for a blob of {length}")
         if length > limits.BLOB_BYTES_MAX:
@@ -138,7 +139,7 @@ class Bulk:
                 on_answer=on_answer,
                 way=self._rate_limiter.down,
             )
-            await download.run(await self._dial(peer, BLOB_PROTOCOL))
+            await download.run(await (dial or self._dial)(peer, BLOB_PROTOCOL))
         finally:
             self._fetch_slots.release(peer)
         return target

@@ -129,8 +129,13 @@ class Relay:
         self._used_s = {k: at_s for k, at_s in self._used_s.items() if now_s - at_s < SHOWN_S}
         return list(self._used_s)
 
-    async def through(self, key: NodeKey, inner: Inner) -> Wire:
-        """A stream to a host by way of others. Raises PeerUnreachable, PeerBusy, RemoteError."""
+    async def through(self, key: NodeKey, inner: Inner, *, carries: bool = True) -> Wire:
+        """A stream to a host by way of others. Raises PeerUnreachable, PeerBusy, RemoteError.
+
+        carries: otherwise they only ask it to dial us.
+        """
+        if not carries and not self._own_addresses():
+            raise PeerUnreachable(f"neither {short(key)} nor this host can be dialled")
         known = self._relays_of.get(key, ())
         guesses = [one for one in self._connections.likely_relays() if one not in known]
         trouble: TransientError = PeerUnreachable(f"nobody is known who reaches {short(key)}")
@@ -141,7 +146,7 @@ class Relay:
                 continue
             try:
                 async with asyncio.timeout(min(ASK_S, left_s)):
-                    return await self._through(relay, key, inner)
+                    return await self._through(relay, key, inner, carries=carries)
             except TransientError as error:
                 trouble = error
             except (RemoteError, TimeoutError) as error:
@@ -149,11 +154,13 @@ class Relay:
             log.debug("no way to %s by %s: %s", short(key), short(relay), trouble)
         raise trouble
 
-    async def _through(self, relay: NodeKey, key: NodeKey, inner: Inner) -> Wire:
+    async def _through(self, relay: NodeKey, key: NodeKey, inner: Inner, *, carries: bool) -> Wire:
         stream = await self._connections.dial_plain(relay, PROTOCOL)
         try:
             await probe_messages.send(stream, RelayAsk(key, inner, self._own_addresses()))
             told = await probe_messages.receive(stream, RelayTold, timeout_s=ASK_S)
+            if told.status == "open" and not carries:
+                raise PeerUnreachable(f"{short(key)} does not dial this host")
             if told.status == "open":
                 sealed = await self._sealed(stream, key, is_server=False)
                 self._note_used(key)

@@ -486,7 +486,14 @@ class LearnerDaemon:
         merged = job.merged
         state = self.machine.context.state
         here, newest = state.leases.learners, state.fragments[merged.fragment].version
-        payload = await self.payload_fetcher.fetch(merged, here, self._of_syncer, newest)
+        source = merged.merger or self.leader_fetcher.leader or b""
+        payload = await self.payload_fetcher.fetch(
+            merged,
+            here,
+            self._of_syncer,
+            newest,
+            may_be_carried=self.transport.paths().get(source) == "relayed",
+        )
         if payload is None:
             payload = await self._of_anybody(merged)
         self.counts.payload_bytes += merged.payload_bytes

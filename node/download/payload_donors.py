@@ -10,10 +10,11 @@ to send just now.
 
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
 is not waited for alone for longer than `SILENT_S`, and neither is one that would need much longer
-than payloads usually do. One that could not be reached, or was silent, is
-left out for `REST_S`: where most learners are behind routers that let nobody in, all ask the syncer
-at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or later
-where many generations come before or payloads usually take long.
+than payloads usually do. One that could not be reached, or was silent, is left out for `REST_S`,
+and others that have the payload by then take its place: so learners behind routers that let nobody
+in, no two of which meet, soon ask those alone that they can dial. With none of these they ask the
+syncer at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or
+later where many generations come before or payloads usually take long.
 
 A syncer whose line is behind says no, and nobody adds to the queue before it. Whoever hears that
 looks for the payload among all the others, a few at a time, and asks the syncer again and again.
@@ -25,6 +26,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from statistics import median
 from typing import Final
 
@@ -81,9 +83,15 @@ def donors(
 
 
 def donors_at(
-    ranks: Sequence[NodeKey], rank: int, copies: int = SYNCER_COPIES
+    ranks: Sequence[NodeKey],
+    rank: int,
+    copies: int = SYNCER_COPIES,
+    resting: Collection[NodeKey] = (),
 ) -> tuple[NodeKey, ...]:
-    """The same for the learner at this place, where `ranks` are in order."""
+    """The same for the learner at this place, where `ranks` are in order.
+
+    In place of those that rest come others that have it by then.
+    """
     later = generation(rank, copies)
     if not later:
         return ()
@@ -91,8 +99,10 @@ def donors_at(
     first = rank - before
     # The others are spread over those that have it by then, otherwise for each learner.
     step = before // DONORS_MAX + 1
-    places = ((first + at * step) % before for at in range(DONORS_MAX))
-    return tuple(dict.fromkeys(ranks[place] for place in places))
+    spread = [(first + at * step) % before for at in range(DONORS_MAX)]
+    places = chain(spread, ((first + at) % before for at in range(before)))
+    awake = (ranks[place] for place in places if ranks[place] not in resting)
+    return tuple(islice(dict.fromkeys(awake), DONORS_MAX))
 
 
 def generation(rank: int, copies: int = SYNCER_COPIES) -> int:
@@ -225,7 +235,7 @@ class PayloadDonors:
             return None
         ranks = order(payload, {*keys, self.own})
         rank = ranks.index(self.own)
-        asked = [key for key in donors_at(ranks, rank, copies) if key not in self.resting]
+        asked = donors_at(ranks, rank, copies, self.resting)
         if not asked:
             return None
         return PayloadHunt.of(asked, self.patience_s(rank, copies), now_s, self.usual_s)

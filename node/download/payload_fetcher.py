@@ -29,18 +29,25 @@ class PayloadFetcher:
         self._donors = PayloadDonors(transport.key)
 
     async def fetch(
-        self, merged: FragmentMerged, here: Collection[NodeKey], of_syncer: OfSyncer, newest: int
+        self,
+        merged: FragmentMerged,
+        here: Collection[NodeKey],
+        of_syncer: OfSyncer,
+        newest: int,
+        *,
+        may_be_carried: bool = False,
     ) -> memoryview | None:
         """The payload, its digest checked; None where neither learners nor the syncer send it.
 
         here: keys of the learners that the log knows to be here. newest: version of the fragment,
-        by the log; a syncer that says no to one of long ago has dropped it.
+        by the log; a syncer that says no to one of long ago has dropped it. may_be_carried: by
+        a relay, where the syncer's would be as well; otherwise that is no better than to ask it.
         """
         clock = asyncio.get_running_loop().time
         refusals, until_s = 0, clock() + REFUSED_S
         hunt = self._donors.hunt(merged.payload, here, clock(), merged.copies)
         while True:
-            found = None if hunt is None else await self._of_learners(merged, hunt)
+            found = None if hunt is None else await self._of_learners(merged, hunt, may_be_carried)
             if found is not None:
                 return found
             try:
@@ -54,7 +61,9 @@ class PayloadFetcher:
                 return None
             hunt = self._donors.again(merged.payload, here, clock(), refusals)
 
-    async def _of_learners(self, merged: FragmentMerged, hunt: PayloadHunt) -> memoryview | None:
+    async def _of_learners(
+        self, merged: FragmentMerged, hunt: PayloadHunt, may_be_carried: bool
+    ) -> memoryview | None:
         """What the search brings; None once it is over."""
         clock = asyncio.get_running_loop().time
         tasks: dict[asyncio.Task[memoryview], NodeKey] = {}
@@ -66,6 +75,7 @@ class PayloadFetcher:
                         merged.payload,
                         merged.payload_bytes,
                         on_progress=partial(self._heard, hunt, key, merged.payload_bytes),
+                        may_be_carried=may_be_carried,
                     )
                     tasks[asyncio.ensure_future(fetch)] = key
                 found = await self._first(hunt, tasks)

@@ -42,6 +42,9 @@ SUSPEND_S = 0.5
 class SimLearner(Host):
     """A volunteer in virtual time."""
 
+    is_hidden = False
+    """Whether nobody can dial it; merged payloads pass between two such hosts by no relay."""
+
     def __init__(
         self,
         world: World,
@@ -368,6 +371,12 @@ class SimLearner(Host):
             return
         delay_s = world.transfer_s(donor.key, self.key, merged.payload_bytes)
         world.after(delay_s, lambda: answer(self._advance(job, donor)))
+
+    def meets(self, key: bytes) -> bool:
+        """Whether there can be a connection with another learner, or there is one."""
+        other = self.world.hosts[key]
+        assert isinstance(other, SimLearner)
+        return self.reach(key) is not None and not (self.is_hidden and other.is_hidden)
 
     def may_be_given(self, key: bytes, payload: bytes) -> bool:
         """Whether another learner sends a merged payload now."""

@@ -99,7 +99,7 @@ class _Fetch:
 
     def _ask(self, key: bytes) -> None:
         merged, world = self._job.merged, self._world
-        is_here = self._host.reach(key) is not None
+        is_here = self._host.meets(key)
         if is_here and self._host.may_be_given(key, merged.payload):
             delay_s = world.transfer_s(key, self._host.key, merged.payload_bytes)
             world.after(delay_s, partial(self._came, key))

@@ -6,7 +6,8 @@ It serves the blob of `blob(n)` for any n in `SIZES` and echoes control frames. 
 output is `{"key": ..., "addresses": [...]}`. After that, each line of input is a question in JSON,
 and each is answered with one line that repeats its number; questions do not wait for each other:
 
-- `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked;
+- `{"number": 1, "fetch": KEY, "size": 1000}`: `seconds`, once the blob is here and checked; with
+  `"carried": false` by no relay;
 - `{"number": 3, "how": KEY}`: `verdict` on this host, its `relays`, `addresses`
   and ports, and the `path` to that peer;
 - `{"number": 4, "relays_of": KEY, "are": [KEY, ...]}`: nothing, once it is noted;
@@ -61,7 +62,9 @@ class Peer:
             if "fetch" in asked:
                 size = asked["size"]
                 key = bytes.fromhex(asked["fetch"])
-                await self.host.transport.fetch(key, self.digests[size], size)
+                await self.host.transport.fetch(
+                    key, self.digests[size], size, may_be_carried=asked.get("carried", True)
+                )
                 said = {"seconds": time.monotonic() - started_s}
             elif "way" in asked:
                 said = self.way(bytes.fromhex(asked["way"]))

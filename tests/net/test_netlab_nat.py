@@ -77,6 +77,32 @@ def test_two_hidden_hosts_exchange_data_through_a_relay(swarm):
     assert lab.counts("bob", "ada").forwarded_bytes - before < SMALL, "nothing between them"
 
 
+def test_what_nobody_may_carry_does_not_pass_between_two_hidden_hosts(swarm):
+    _, first, _, ada, bob = swarm
+    wait_for(ada, first, "relayed")
+    wait_for(bob, first, "relayed")
+    found = ada.fetch(bob, SMALL, timeout_s=60, carried=False)
+    assert found["error"] == "PeerUnreachable"
+    assert "seconds" in ada.fetch(bob, SMALL, timeout_s=60)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_nobody_may_carry_comes_from_a_hidden_host_that_can_dial(tmp_path, is_known):
+    with Lab(["open", "other", "ada"], link=Link(latency_s=0.005), seed=4) as lab:
+        lab.put_behind_nat("ada")
+        first = Peer(lab, "open", tmp_path)
+        first.wait()
+        other, ada = (Peer(lab, node, tmp_path, first.addresses) for node in ("other", "ada"))
+        other.wait()
+        ada.wait()
+        wait_for(ada, first, "relayed")
+        wait_for(other, first, "direct")
+        if is_known:
+            assert other.answer(other.ask(relays_of=ada.key, are=[first.key]), timeout_s=5)
+        assert "seconds" in other.fetch(ada, SMALL, timeout_s=60, carried=False)
+        assert "seconds" in ada.fetch(other, SMALL, timeout_s=60, carried=False)
+
+
 def test_a_hidden_host_dials_one_that_asks_for_it_and_can_be_dialled(swarm):
     lab, first, other, ada, _ = swarm
     wait_for(ada, first, "relayed")

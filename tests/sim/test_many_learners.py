@@ -30,6 +30,15 @@ def test_a_syncer_at_home_sends_as_many_copies_as_its_line_carries():
 
 
 @pytest.mark.slow
+def test_learners_that_cannot_be_dialled_get_payloads_from_those_that_can():
+    """Three in four: of four donors all are such in a third of all cases, for each payload."""
+    found = measure(32, cycles=1, seed=1, hidden_frac=0.75)
+    assert found.copies < SYNCER_COPIES + 1
+    assert found.missing == 0
+    assert found.last_max_s < LOCAL_STEPS * STEP_S
+
+
+@pytest.mark.slow
 def test_a_line_that_fell_behind_catches_up():
     """All thirty-two ask at first, and those that wait too long ask again: the syncer says no."""
     found = measure(32, cycles=1, seed=1, syncer=(100.0, 20.0))

@@ -57,8 +57,9 @@ class Peer:
             self._early[told["number"]] = told
         return self._early.pop(number)
 
-    def fetch(self, peer, size, *, timeout_s):
-        return self.answer(self.ask(fetch=peer.key, size=size), timeout_s=timeout_s)
+    def fetch(self, peer, size, *, timeout_s, carried=True):
+        asked = self.ask(fetch=peer.key, size=size, carried=carried)
+        return self.answer(asked, timeout_s=timeout_s)
 
     def say(self, peer, text, *, timeout_s):
         return self.answer(self.ask(say=peer.key, text=text), timeout_s=timeout_s)

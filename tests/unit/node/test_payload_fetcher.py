@@ -29,9 +29,11 @@ class Sources:
         self.behaviours = {FIRST: behaviours.get("first"), SECOND: behaviours.get("second")}
         self.asked = []
         self.cancelled = []
+        self.carried = set()
 
-    async def fetch(self, source, digest, length, *, on_progress):
+    async def fetch(self, source, digest, length, *, on_progress, may_be_carried):
         assert (digest, length) == (MERGED.payload, MERGED.payload_bytes)
+        self.carried.add(may_be_carried)
         self.asked.append(source)
         behaviour = self.behaviours.get(source) or lacks
         try:
@@ -95,17 +97,28 @@ class Syncer:
         return memoryview(b"of the syncer")
 
 
-def fetch(sources, here=KEYS, syncer=None, record=MERGED, behind=0):
+def fetch(sources, here=KEYS, syncer=None, record=MERGED, behind=0, **options):
     faults = []
     fetcher = PayloadFetcher(sources, lambda peer, _: faults.append(peer))
     syncer = syncer or Syncer()
-    return asyncio.run(fetcher.fetch(record, here, syncer.fetch, record.version + behind)), faults
+    asked = fetcher.fetch(record, here, syncer.fetch, record.version + behind, **options)
+    return asyncio.run(asked), faults
 
 
 def test_where_there_are_few_the_syncer_is_asked():
     sources = Sources(first=gives)
     assert fetch(sources, KEYS[:10]) == (b"of the syncer", [])
     assert sources.asked == []
+
+
+@pytest.mark.parametrize("is_syncer_carried", [False, True])
+def test_no_relay_carries_what_the_syncer_could_send_over_a_connection(is_syncer_carried):
+    sources = Sources(first=gives)
+    fetch(sources, may_be_carried=is_syncer_carried)
+    assert sources.carried == {is_syncer_carried}
+    sources = Sources(first=gives)
+    fetch(sources)
+    assert sources.carried == {False}
 
 
 def test_where_the_syncer_sends_few_copies_few_ask_it():
