@@ -10,11 +10,10 @@ to send just now.
 
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
 is not waited for alone for longer than `SILENT_S`, and neither is one that would need much longer
-than payloads usually do. One that could not be reached, or was silent, is left out for `REST_S`,
-and others that have the payload by then take its place: so learners behind routers that let nobody
-in, no two of which meet, soon ask those alone that they can dial. With none of these they ask the
-syncer at once. And it is asked in the end, as if there were no donors: after `PATIENCE_S_MIN`, or
-later where many generations come before or payloads usually take long.
+than payloads usually do. One that could not be reached, or was silent, is left out for `REST_S`;
+a learner that has no other left, as many have where most are behind routers that let nobody in,
+asks the syncer at once. And it is asked in the end, as if there were no donors: after
+`PATIENCE_S_MIN`, or later where many generations come before or payloads usually take long.
 
 A syncer whose line is behind says no, and nobody adds to the queue before it. Whoever hears that
 looks for the payload among all the others, a few at a time, and asks the syncer again and again.
@@ -26,7 +25,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from statistics import median
 from typing import Final
 
@@ -83,15 +81,9 @@ def donors(
 
 
 def donors_at(
-    ranks: Sequence[NodeKey],
-    rank: int,
-    copies: int = SYNCER_COPIES,
-    resting: Collection[NodeKey] = (),
+    ranks: Sequence[NodeKey], rank: int, copies: int = SYNCER_COPIES
 ) -> tuple[NodeKey, ...]:
-    """The same for the learner at this place, where `ranks` are in order.
-
-    In place of those that rest come others that have it by then.
-    """
+    """The same for the learner at this place, where `ranks` are in order."""
     later = generation(rank, copies)
     if not later:
         return ()
@@ -99,10 +91,8 @@ def donors_at(
     first = rank - before
     # The others are spread over those that have it by then, otherwise for each learner.
     step = before // DONORS_MAX + 1
-    spread = [(first + at * step) % before for at in range(DONORS_MAX)]
-    places = chain(spread, ((first + at) % before for at in range(before)))
-    awake = (ranks[place] for place in places if ranks[place] not in resting)
-    return tuple(islice(dict.fromkeys(awake), DONORS_MAX))
+    places = ((first + at * step) % before for at in range(DONORS_MAX))
+    return tuple(dict.fromkeys(ranks[place] for place in places))
 
 
 def generation(rank: int, copies: int = SYNCER_COPIES) -> int:
@@ -235,7 +225,7 @@ class PayloadDonors:
             return None
         ranks = order(payload, {*keys, self.own})
         rank = ranks.index(self.own)
-        asked = donors_at(ranks, rank, copies, self.resting)
+        asked = [key for key in donors_at(ranks, rank, copies) if key not in self.resting]
         if not asked:
             return None
         return PayloadHunt.of(asked, self.patience_s(rank, copies), now_s, self.usual_s)

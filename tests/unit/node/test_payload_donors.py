@@ -20,8 +20,6 @@ from node.download.payload_donors import (
     PayloadDonors,
     PayloadHunt,
     donors,
-    donors_at,
-    generation,
     order,
 )
 from protocol.limits import SYNCER_COPIES
@@ -65,20 +63,6 @@ def test_who_is_no_part_of_the_log_yet_has_a_place_all_the_same():
 
 def test_other_payloads_come_in_another_order():
     assert order(PAYLOAD, KEYS) != order(bytes(32), KEYS)
-
-
-@given(st.integers(SYNCER_COPIES + 1, 300), st.sets(st.integers(0, 299)), st.integers(0, 299))
-def test_in_place_of_those_that_rest_come_others_that_have_it_before(count, resting, own):
-    keys, own = KEYS[:count], KEYS[min(own, count - 1)]
-    rests = {KEYS[at] for at in resting if KEYS[at] != own}
-    ranks = order(PAYLOAD, keys)
-    rank = ranks.index(own)
-    usual, found = donors(PAYLOAD, keys, own), donors_at(ranks, rank, resting=rests)
-    before = ranks[: SYNCER_COPIES << generation(rank) - 1] if generation(rank) else []
-    awake = [key for key in before if key not in rests]
-    assert len(found) == min(len(usual), len(awake)) == len(set(found))
-    assert set(found) <= set(awake)
-    assert [key for key in usual if key not in rests] == list(found)[: len(set(usual) - rests)]
 
 
 @pytest.fixture
@@ -167,9 +151,6 @@ def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once
     again = known.hunt(payload, asking, 10.0)
     assert {*again.asks(10.0), *again.asks(10.0 + SILENT_S)} == {sending, full}
     known.resting |= {sending: 20.0, full: 20.0}
-    others = known.hunt(payload, asking, 19.0)
-    assert not {*others.asks(19.0), *others.asks(19.0 + SILENT_S)} & {gone, mute, sending, full}
-    known.resting |= {key: 20.0 for key in asking if key not in known.resting}
     assert known.hunt(payload, asking, 19.0) is None
     assert known.hunt(payload, asking, 20.0) is not None
     assert known.hunt(payload, asking, 2 * SILENT_S + 1.0 + REST_S).asks(1000.0) == [gone]
