@@ -13,7 +13,7 @@ from protocol.messages import Decline, Heartbeat, LeaseRequest, Push, PushHeader
 from protocol.project import RoundSpec
 from protocol.signing import seal
 from simulator.scenarios.swarm import build_swarm
-from simulator.virtual.world import World
+from tests.support.altered_messages import Altered
 from tests.support.choices import first, spread
 
 HONEST = (0.3, 0.3)
@@ -28,26 +28,14 @@ def asking(quorum, pace_share=0.5, patience_s=10.0):
     )
 
 
-class Altered(World):
-    """What one learner sends is altered on its way, from some time to another."""
-
-    sender: bytes = b""
-    until_s = 1e9
-
-    def send(self, sender, peer, message):
-        sent = [message]
-        if sender.key == self.sender and FROM_S <= self.now_s < self.until_s:
-            sent = self.alter(message)
-        for one in sent:
-            super().send(sender, peer, one)
-
-
 def altered(alter, quorum, **spec):
     """Two honest learners and one whose messages are altered."""
     world = Altered(7)
     swarm = build_swarm(7, rounds=asking(quorum, **spec), steps_s=(*HONEST, THIRD), world=world)
     third = swarm.learners[2]
-    world.sender, world.alter = third.key, alter(third.signer)
+    said = alter(third.signer)
+    world.senders, world.from_s = frozenset({third.key}), FROM_S
+    world.alter = lambda _, message: said(message)
     return swarm, third
 
 
