@@ -454,11 +454,8 @@ class Transport:
         open itself. Raises PeerUnreachable or TransportLost."""
         is_called = self.relay.is_hidden(key) and not await self.is_connected(key)
         if not is_called:
-            try:
+            with contextlib.suppress(errors.PeerUnreachable):
                 return await self.dial_plain(key, protocol)
-            except errors.PeerUnreachable:
-                if not self.reachability.told_addresses():
-                    raise  # It could not dial us either.
         return await self.relay.through(key, "blob", carries=False)
 
     async def _open(self, key: NodeKey, inner: Inner) -> Wire:
