@@ -30,6 +30,10 @@ from tests.netlab import Lab, Link, missing
 SYNCER = "syncer"
 LOOK_S = 0.1
 DUTY = "0.1"
+BEGIN_S = 120.0
+PATIENCE = 2
+"""The weights are half of the bytes, so four times what the line needs for them."""
+
 BYTES_PER_PARAMETER = 8
 """Weights and momentum: all zeros still, but here a fragment has hardly more than a chunk."""
 
@@ -68,7 +72,7 @@ def model_of(megabytes: float, hidden: int = 512) -> dict[str, Any]:
     }
 
 
-def watch(swarm: LabSwarm, names: list[str], rate: float) -> list[Joined]:
+def watch(swarm: LabSwarm, names: list[str], rate: float, limit_s: float) -> list[Joined]:
     """All joiners, from the first byte of each until it has everything."""
     began: dict[str, float] = {}
     found: dict[str, Joined] = {}
@@ -99,7 +103,7 @@ def watch(swarm: LabSwarm, names: list[str], rate: float) -> list[Joined]:
                 print(f"{name}: {found[name]}", flush=True)
         return len(found) == len(names)
 
-    swarm.until(look, "everybody with all weights")
+    swarm.within(limit_s, look, "everybody with all weights")
     return list(found.values())
 
 
@@ -121,7 +125,8 @@ def run(chosen: argparse.Namespace) -> list[Joined]:
             swarm.start_learner(
                 name, "--no-evaluate", "--duty", DUTY, "--donate-mbps", f"{10 * chosen.mbps:g}"
             )
-        return watch(swarm, names, chosen.mbps * BYTES_PER_S_OF_MBPS)
+        rate = chosen.mbps * BYTES_PER_S_OF_MBPS
+        return watch(swarm, names, rate, BEGIN_S + PATIENCE * chosen.megabytes * 1e6 / rate)
 
 
 def main() -> int:

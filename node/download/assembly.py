@@ -150,8 +150,8 @@ class Assembly:
         """The chunks of an array are known now."""
         del self.parts[digest]
         if not self._arrays:
-            # Pages come into being as they are filled.
-            self._arrays = [np.empty(self._numel, np.float32) for _ in range(2)]
+            # Pages come into being as they are filled; of what stays zero none does.
+            self._arrays = [np.zeros(self._numel, np.float32) for _ in range(2)]
         roots = (self.state.theta, self.state.momentum)
         for root, array in zip(roots, self._arrays, strict=True):
             if root == digest:
@@ -185,7 +185,6 @@ class Assembly:
 
     def _take_zeros(self, digest: Digest, place: memoryview) -> None:
         """What consists of zeros, as the momentum of a run that has just begun, need not come."""
-        place[:] = bytes(len(place))
         self.done_bytes += len(place)
         self.held[digest] = place
 
