@@ -158,6 +158,9 @@ ELECTION_TIMEOUT_S_MIN = 3.0
 ELECTION_TIMEOUT_S_MAX = 5.0
 """Silence of the leader after which a voter stands for election; by priority between these."""
 
+TERM_STEP_MAX = 1 << 24
+"""A term further ahead than this is a lie: so many elections, one a second, take half a year."""
+
 QUIET_AFTER_S = 5.0
 """Silence that people are told of, of hosts that say at least every `HEARTBEAT_S` that they live.
 Nothing is decided by it: whoever is only slow costs nobody an election or a session."""

@@ -10,6 +10,7 @@ handover and leader stickiness.
 from __future__ import annotations
 
 from protocol import limits
+from protocol.errors import UnexpectedMessage
 from protocol.log.records import Electorate, seat_statement
 from protocol.messages import AskVote, GiveVote, HandOver, Vote
 from syncer_node.raft.context import Context, PeerVoter, Role
@@ -66,10 +67,15 @@ class Election:
         self.deadline_s = context.now_s + self._timeout_s()
 
     def on_term(self, term: int) -> None:
-        """A higher term was heard of: whatever this voter was in the former is over."""
+        """A higher term was heard of: whatever this voter was in the former is over.
+
+        Raises UnexpectedMessage for one that cannot have come: it would leave none for later.
+        """
         context = self.context
         if term <= context.term:
             return
+        if term > context.term + limits.TERM_STEP_MAX:
+            raise UnexpectedMessage(f"term {term} cannot have begun after term {context.term}")
         if context.is_leading:
             self.depose(f"term {term} has begun")
         elif context.role is not Role.FOLLOWING:

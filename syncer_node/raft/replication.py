@@ -8,7 +8,7 @@ later leader may still replace.
 from __future__ import annotations
 
 from protocol import limits
-from protocol.errors import CorruptState, UnexpectedMessage
+from protocol.errors import CorruptState, MalformedMessage, UnexpectedMessage
 from protocol.log.records import CharterAdopted, majority, sign_record, verify_vote
 from protocol.machine import Failed
 from protocol.messages import Certified, RecordVote, Replicate, Replicated, Vote
@@ -406,6 +406,8 @@ class Replication:
         for encoded in message.records:
             entry = Entry.read(encoded)
             index = entry.record.index
+            if entry.record.term > message.term:
+                raise MalformedMessage(f"record {index} is of a term that has not begun")
             if index <= log.floor.index:
                 continue
             if log.holds(index):

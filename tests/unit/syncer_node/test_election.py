@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 
+from protocol import wire
 from protocol.effect_queue import EffectQueue
-from protocol.limits import WIRE_VERSION
-from protocol.log.records import NO_RECORD, RunEnding
+from protocol.errors import MalformedMessage, UnexpectedMessage
+from protocol.limits import TERM_STEP_MAX, WIRE_VERSION
+from protocol.log.records import NO_RECORD, Record, RunEnding
 from protocol.machine import Disconnect, Failed, Send
-from protocol.messages import AskVote, GiveVote, Refused, Replicate, VoterHello
+from protocol.messages import AskVote, GiveVote, Refused, Replicate, Replicated, VoterHello
 from protocol.project import Voter, encode
 from protocol.signing import seal
 from simulator.stand_ins.tiny import SimSigner, sim_verify, tiny_project
@@ -150,6 +153,33 @@ def test_no_vote_while_the_leader_is_heard_unless_it_hands_over():
     bench.hear(A, ask(term=5, is_handover=True), now_s=11.0)
     bench.save()
     assert [answer.is_granted for answer in bench.answers()] == [True]
+
+
+def test_a_term_that_would_leave_none_for_later_is_believed_by_nobody():
+    bench = Bench()
+    context = bench.raft.context
+    wild = TERM_STEP_MAX + 1
+    for message in (
+        ask(term=wild),
+        GiveVote(0, wild, False, False, bytes(64)),
+        Replicate(0, wild, 0, bytes(32), (), 0, 0),
+        Replicated(0, wild, False, 0, 0, False, (), 0),
+    ):
+        with pytest.raises(UnexpectedMessage, match=f"term {wild} cannot have begun after term 0"):
+            bench.hear(A, message)
+        assert (context.term, context.leader) == (0, None)
+    bench.hear(A, ask(term=TERM_STEP_MAX))
+    bench.save()
+    assert [answer.is_granted for answer in bench.answers()] == [True]
+
+
+def test_a_record_of_a_term_that_has_not_begun_is_believed_by_nobody():
+    bench = Bench()
+    ahead = Record(TINY.project, 0, 9, 1, NO_RECORD, 0.0, RunEnding("owner"))
+    message = Replicate(0, 1, 0, NO_RECORD, (wire.encode(ahead),), 0, 0)
+    with pytest.raises(MalformedMessage, match="of a term that has not begun"):
+        bench.hear(A, message)
+    assert bench.raft.context.log.last == 0
 
 
 def test_no_vote_before_what_this_disk_lost_is_here_again():
