@@ -20,12 +20,16 @@ from protocol.errors import (
     UserError,
 )
 from protocol.ids import NodeKey
+from protocol.peers.reachability import IpVersion
+
+EVERY_VERSION = "all"
+"""What `--listen` says for every address of this machine, of IPv4 and of IPv6."""
 
 PEERS_TRIED_MAX = 8
+"""Addresses handed to the engine for one try; one that answers is enough."""
+
 STEADY_PORTS = range(20_000, 32_000)
 """Below what Linux (32768), macOS and Windows (49152) take for outgoing connections."""
-
-"""Addresses handed to the engine for one try; one that answers is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,14 @@ def host_in(text: str) -> str:
         return ""
 
 
+def ip_version_of(text: str) -> IpVersion | None:
+    """Of the IP address in an address; None for a name or a carried connection."""
+    host = host_in(text)
+    if not host:
+        return None
+    return 6 if ":" in host else 4
+
+
 def network_of(text: str) -> str:
     """Whose line an address is on: the IPv4 address or the IPv6 /64; empty where it has none.
 
@@ -137,6 +149,38 @@ def is_public(text: str) -> bool:
     return bool(host) and ipaddress.ip_address(host).is_global
 
 
+def places_of(listen_host: str) -> tuple[str, ...]:
+    """The IP addresses that `--listen` stands for: itself, or with `all` every address of this
+    machine, in each version of the Internet protocol that it has."""
+    if listen_host != EVERY_VERSION:
+        return (listen_host,)
+    return ("0.0.0.0", "::") if has_six() else ("0.0.0.0",)
+
+
+def listen_address(place: str, port: int) -> str:
+    """An IP address and a port as the engine writes them."""
+    return f"/ip{6 if ':' in place else 4}/{place}/tcp/{port}"
+
+
+def has_six() -> bool:
+    """Whether this machine has IPv6 at all, be it only with itself."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+def socket_for(place: str) -> socket.socket:
+    """A TCP socket to listen at this IP address: at `::` of IPv6 alone, as the engine's."""
+    if ":" not in place:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return made
+
+
 class PortTaken(UserError):
     """Somebody else listens on the port."""
 
@@ -156,17 +200,30 @@ def kept_port(host: str, port: int, *, is_asked_for: bool) -> int:
 
 
 def claim_port(host: str, port: int) -> int:
-    """`port` if nobody listens there, or a free one for 0.
+    """`port` if nobody listens there, or a free one for 0; host: as `--listen` has it.
 
     The engine shares a busy port without a word, and joins then reach the wrong process, so this is
     asked before each start. Raises PortTaken, or UserError when the host is not ours.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    first, *others = places_of(host)
+    while True:
+        chosen = _claimed(first, port)
+        try:
+            for place in others:
+                _claimed(place, chosen)
+        except PortTaken:
+            if port:
+                raise
+            continue  # Free in one version, taken in the other.
+        return chosen
+
+
+def _claimed(place: str, port: int) -> int:
+    with socket_for(place) as probe:
         # Connections of our own last run that still linger must not count as "in use".
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
         try:
-            probe.bind((host, port))
+            probe.bind((place, port))
         except PermissionError as error:
             raise UserError(
                 f"only root may open port {port}; choose one above 1023 with --port"
@@ -175,7 +232,8 @@ def claim_port(host: str, port: int) -> int:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(port) from error
             raise UserError(
-                f"this machine has no address {host}; give one of its own, or 0.0.0.0 for all"
+                f"this machine has no address {place}; give one of its own, 0.0.0.0 for all of "
+                f"IPv4, or {EVERY_VERSION} for all"
             ) from error
         chosen: int = probe.getsockname()[1]
         return chosen

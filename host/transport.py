@@ -189,7 +189,7 @@ class Transport:
             self.round_trips,
             self.counters,
             self._dial,
-            lambda key: self.live().where(key),
+            self.where,
             self._stream_server.note_fault,
             self._is_member,
         )
@@ -490,6 +490,10 @@ class Transport:
     ) -> None:
         """A connection to a host at one of these. Raises PeerUnreachable or TransportLost."""
         await self.live().connect(key, places, timeout_s)
+
+    async def where(self, key: NodeKey) -> tuple[str, ...]:
+        """At which addresses the connections with a host are. Raises TransientError."""
+        return await self.live().where(key)
 
     async def is_connected(self, key: NodeKey) -> bool:
         """Whether there is a connection with a host at this moment."""

@@ -93,7 +93,7 @@ class Channels:
         self._shares = Shares(rate_limiter)
         self._loop: BulkLoop | None = None
         self._tls: Contexts | None = None
-        self._socket: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._connections: dict[NodeKey, list[Connection]] = {}
         self._greeted: dict[Connection, asyncio.Future[None]] = {}
         self._places: dict[NodeKey, tuple[str, int]] = {}
@@ -108,29 +108,31 @@ class Channels:
     @property
     def port(self) -> int:
         """Where direct connections are taken; 0: nowhere."""
-        return self._socket.getsockname()[1] if self._socket is not None else 0
+        return self._listeners[0].getsockname()[1] if self._listeners else 0
 
     async def open(self, host: str) -> None:
-        """Begins to listen. Raises UserError when the wanted port is not free."""
-        if not self._at.is_on or self._socket is not None:
+        """Begins to listen, at a host as `--listen` has it. Raises UserError when the wanted port
+        is not free."""
+        if not self._at.is_on or self._listeners:
             return
-        self._socket = handshake.listening(host, self._at.port)
+        self._listeners = handshake.listening(host, self._at.port)
         self._loop = BulkLoop.of_this_loop()
         self._tls = await asyncio.to_thread(Contexts, self._identity)
-        self._spawn(self._accept_all(self._socket), "bulk listener")
+        for listener in self._listeners:
+            self._spawn(self._accept_all(listener), "bulk listener")
         self._spawn(self._check_all(), "bulk connections")
 
     async def close(self) -> None:
         """Ends everything."""
-        tasks, listener = list(self._tasks), self._socket
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         for connection in self._all():
             connection.abort(PeerUnreachable("this host is shutting down"))
         if tasks:
             await asyncio.wait(tasks, timeout=HANDSHAKE_S)
-        self._socket = None
-        if listener is not None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
             listener.close()
         loop, self._loop = self._loop, None
         if loop is not None:

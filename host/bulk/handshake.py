@@ -8,11 +8,13 @@ whether it got through (DONE) or the other should try (DIAL_BACK), which answers
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import Final
 
+from host import addresses
 from host.bulk import frames
 from host.network import certificates
 from host.network.certificates import CERTIFICATE_BYTES_MAX
@@ -63,20 +65,39 @@ async def read_offer(wire: Wire) -> Offer:
     return Offer(status, port, await wire.read_exactly(size, timeout_s=ASK_S))
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that takes connections. Raises UserError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+def listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that take connections, all at one port; host: as `--listen` has it.
+
+    Raises UserError.
+    """
+    first, *others = addresses.places_of(host)
+    while True:
+        made: list[socket.socket] = []
+        try:
+            made.append(_listener(first, port))
+            chosen = made[0].getsockname()[1]
+            made += [_listener(place, chosen) for place in others]
+        except OSError as error:
+            for one in made:
+                one.close()
+            if made and not port and error.errno == errno.EADDRINUSE:
+                continue  # Free in one version, taken in the other.
+            raise UserError(
+                f"port {port} for bulk data cannot be opened ({error.strerror}); choose another "
+                "with --bulk-port, or turn direct channels off with --bulk-port off"
+            ) from error
+        return made
+
+
+def _listener(place: str, port: int) -> socket.socket:
+    made = addresses.socket_for(place)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
-        made.bind((host, port))
+        made.bind((place, port))
         made.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         made.close()
-        raise UserError(
-            f"port {port} for bulk data cannot be opened ({error.strerror}); choose another with "
-            "--bulk-port, or turn direct channels off with --bulk-port off"
-        ) from error
+        raise
     made.setblocking(False)
     return made
 

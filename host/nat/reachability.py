@@ -95,7 +95,10 @@ class Reachability:
             case "unknown":
                 return "Whether others can dial this host is not known yet."
             case "direct":
-                return f"Others can dial this host: {could} of {tried} that tried reached it."
+                return (
+                    f"Others can dial this host{self._over()}: {could} of {tried} that tried "
+                    "reached it."
+                )
             case "relayed":
                 names = ", ".join(short(key) for key in self.relays)
                 return (
@@ -107,6 +110,14 @@ class Reachability:
             "It can dial others, but they cannot reach it. Forward TCP port "
             f"{self.connections.port_outside} to it."
         )
+
+    def _over(self) -> str:
+        """Over what, where it is not over everything that was tried."""
+        now_s = time.monotonic()
+        if not self.machine.closed_over(now_s):
+            return ""
+        (version,) = self.machine.direct_over(now_s)
+        return f" over IPv{version} alone"
 
     async def run(self) -> None:
         """Asks whoever is due, for ever. For one run of the engine."""
@@ -131,6 +142,7 @@ class Reachability:
         try:
             async with asyncio.timeout(ANSWER_S):
                 told = await self._answer_of(peer)
+                places = await self.connections.where(peer)
         except (ShoalError, TimeoutError) as error:
             log.debug("%s does not dial us back: %s", short(peer), error or "no answer")
             self.machine.failed(peer, time.monotonic())
@@ -138,9 +150,12 @@ class Reachability:
         self.machine.told(
             peer,
             could_dial=told.could_dial,
-            is_public=addresses.is_public(told.seen),
+            # Who is on the same line has not come through the router.
+            is_public=addresses.is_public(told.seen)
+            and addresses.network_of(told.seen) not in map(addresses.network_of, places),
             relays=told.relays,
             now_s=time.monotonic(),
+            ip_version=addresses.ip_version_of(told.seen) or 4,
         )
         self.on_addresses(peer, told.addresses)
 
@@ -157,7 +172,13 @@ class Reachability:
         """Where others may dial this host, as far as it is known that they can."""
         if self.verdict != "direct":
             return ()
-        return tuple(self.connections.addresses()[:ADDRESSES_TOLD_MAX])
+        closed = self.machine.closed_over(time.monotonic())
+        open_ones = [
+            text
+            for text in self.connections.addresses()
+            if addresses.ip_version_of(text) not in closed
+        ]
+        return tuple(open_ones[:ADDRESSES_TOLD_MAX])
 
     def _tell(self) -> None:
         verdict = self.verdict

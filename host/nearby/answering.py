@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from host import addresses
 from host.files.keystore import Identity
 from host.nearby import lan_sockets
 from host.nearby.lan_sockets import Interface
@@ -55,10 +56,12 @@ class NearbyAnswerer:
         """is_wanted: asked again and again; while it says no, nothing is listened to."""
         self._project = project
         self._identity = identity
-        listens = ipaddress.ip_address(listen_host)
-        self._only_loopback = listens.is_loopback
-        self._listens_on = listens.version if listens.is_unspecified or listens.is_loopback else 0
-        """The family in which this host listens at every address that it may answer from."""
+        places = [ipaddress.ip_address(place) for place in addresses.places_of(listen_host)]
+        self._only_loopback = all(place.is_loopback for place in places)
+        self._listens_on = {
+            place.version for place in places if place.is_unspecified or place.is_loopback
+        }
+        """The families in which this host listens at every address that it may answer from."""
         self._notice = notice
         self._is_wanted = is_wanted
         self._rule = NearbyAnswering(random.Random().random)
@@ -121,7 +124,7 @@ class NearbyAnswerer:
         notice = self._notice(nonce)
         if notice is None or line.is_closing():
             return
-        if ipaddress.ip_address(lan_sockets.host_of(asker)).version != self._listens_on:
+        if ipaddress.ip_address(lan_sockets.host_of(asker)).version not in self._listens_on:
             notice = msgspec.structs.replace(notice, port=0)
         try:
             line.sendto(answer(self._project, notice, self._identity), asker)

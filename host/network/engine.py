@@ -183,10 +183,10 @@ class Engine:
                 super().__init__()
                 engine._p2p = self
 
-        version = "ip6" if ":" in options.listen_host else "ip4"
+        hosts = addresses.places_of(options.listen_host)
         await Caught.create(
             initial_peers=peers,
-            host_maddrs=[f"/{version}/{options.listen_host}/tcp/{options.port}"],
+            host_maddrs=[addresses.listen_address(host, options.port) for host in hosts],
             announce_maddrs=list(options.announce) or None,
             identity_path=str(options.identity.path),
             check_if_identity_free=False,

@@ -1,9 +1,11 @@
 """Whether others can dial this host, and who carries streams to it where they cannot.
 
 Hosts that we are connected with are asked to dial us back, a fresh connection to the address that
-they see. Who was reached by half of them is `direct`. Behind a NAT a host is `relayed` while one of
-those that answered, and that we are still connected with, carries streams for others; `outward`
-says that it can only dial out. The answers also say who those relays are.
+they see. Who was reached by half of them is `direct`; where some see an address of IPv4 and some
+one of IPv6, by half of those that see the one or the other, as a router may let one through alone.
+Behind a NAT a host is `relayed` while one of those that answered, and that we are still connected
+with, carries streams for others; `outward` says that it can only dial out. The answers also say who
+those relays are.
 
 Sans IO: the owner asks whom `to_ask` names and reports with `told` or `failed`.
 """
@@ -17,6 +19,8 @@ from typing import Literal
 from protocol.ids import NodeKey
 
 Reach = Literal["unknown", "direct", "relayed", "outward"]
+
+IpVersion = Literal[4, 6]
 
 RELAYS_MAX = 3
 """One that is gone must not leave the host unreachable, and each holds a connection for us."""
@@ -43,7 +47,9 @@ class Answer:
     could_dial: bool | None = None
     """None: it did not try, or did not answer."""
     is_public: bool = False
-    """It saw us at an address of the whole internet."""
+    """It saw us at an address of the whole internet, from elsewhere."""
+    ip_version: IpVersion = 4
+    """Of the address that it saw."""
     relays: bool = False
 
 
@@ -74,12 +80,14 @@ class Reaching:
         is_public: bool,
         relays: bool,
         now_s: float,
+        ip_version: IpVersion = 4,
     ) -> None:
         """A host answered. could_dial: None if it did not try; what it found before still holds."""
         answer = self._asked(peer, now_s)
         answer.relays = relays
         if could_dial is not None:
             answer.at_s, answer.could_dial, answer.is_public = now_s, could_dial, is_public
+            answer.ip_version = ip_version
 
     def failed(self, peer: NodeKey, now_s: float) -> None:
         """A host did not answer: it carries nothing now. What it found before still holds."""
@@ -94,7 +102,7 @@ class Reaching:
         votes = self._votes(now_s)
         if not votes:
             return "unknown"
-        if 2 * sum(votes) >= len(votes):
+        if self.direct_over(now_s):
             return "direct"
         return "relayed" if self.relays(connected) else "outward"
 
@@ -106,10 +114,22 @@ class Reaching:
 
     def count(self, now_s: float) -> tuple[int, int]:
         """How many hosts could dial us, and how many tried."""
-        votes = self._votes(now_s)
+        votes = [vote for _, vote in self._votes(now_s)]
         return sum(votes), len(votes)
 
-    def _votes(self, now_s: float) -> list[bool]:
+    def direct_over(self, now_s: float) -> tuple[IpVersion, ...]:
+        """The versions of the Internet protocol over which others can dial us."""
+        found: dict[IpVersion, list[bool]] = {}
+        for version, vote in self._votes(now_s):
+            found.setdefault(version, []).append(vote)
+        return tuple(v for v, votes in sorted(found.items()) if 2 * sum(votes) >= len(votes))
+
+    def closed_over(self, now_s: float) -> tuple[IpVersion, ...]:
+        """Those over which it was tried, and they cannot."""
+        tried = {version for version, _ in self._votes(now_s)}
+        return tuple(sorted(tried.difference(self.direct_over(now_s))))
+
+    def _votes(self, now_s: float) -> list[tuple[IpVersion, bool]]:
         """Of those that saw a public address, if any did: a neighbour says nothing of the NAT."""
         fresh = [
             answer
@@ -117,7 +137,7 @@ class Reaching:
             if answer.could_dial is not None and now_s - answer.at_s < ANSWER_S
         ]
         public = [answer for answer in fresh if answer.is_public]
-        return [bool(answer.could_dial) for answer in (public or fresh)]
+        return [(one.ip_version, bool(one.could_dial)) for one in (public or fresh)]
 
     def _wants_relays(self, connected: Collection[NodeKey], now_s: float) -> bool:
         is_direct = self.verdict(connected, now_s) == "direct"

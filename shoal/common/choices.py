@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter, validators
 
@@ -26,11 +26,14 @@ def area(name: str) -> App:
     return App(name=name, group_commands=Group.create_default_commands())
 
 
+Validator = Callable[[Any, Any], None]
+"""Gets the type and the value; raises ValueError with what is wrong."""
+
 Known = Literal["instances", "projects", "learners", "voters"]
 
 
 def option(
-    help: str, validator: validators.Number | None = None, *, known: Known | None = None
+    help: str, validator: Validator | None = None, *, known: Known | None = None
 ) -> Parameter:
     """An option or argument with a value. known: the names that a shell may complete it with."""
     completer = partial(_known, known) if known is not None else None
@@ -67,7 +70,29 @@ OnlyRole = Annotated[DaemonRole | None, option("Only daemons of this role.")]
 Port = Annotated[
     int, option("TCP port to listen on; 0 takes any free one.", validators.Number(gte=0, lte=65535))
 ]
-Listen = Annotated[str, option("Address of this machine to listen on; :: is all of IPv6.")]
+
+
+def _can_be_listened_on(_: object, text: str) -> None:
+    from host.addresses import EVERY_VERSION
+
+    if text != EVERY_VERSION:
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise ValueError(
+                "It is no IP address. Give one of this machine, such as 0.0.0.0 for all of IPv4, "
+                f"or the word {EVERY_VERSION}."
+            ) from None
+
+
+Listen = Annotated[
+    str,
+    option(
+        "Address of this machine to listen on; 0.0.0.0 is all of IPv4, :: all of IPv6, and the "
+        "word all both.",
+        _can_be_listened_on,
+    ),
+]
 BulkPort = Annotated[
     str | None,
     Parameter(

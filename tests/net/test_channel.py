@@ -85,7 +85,7 @@ def test_one_that_cannot_be_dialled_dials_back(tmp_path):
     async def main():
         async with sides(tmp_path) as (one, two):
             one.hold(BLOB)
-            listener, one.channels._socket = one.channels._socket, closed_port()
+            (listener,), one.channels._listeners = one.channels._listeners, [closed_port()]
             try:
                 await agree(two, one)
                 # There is a reason from the failed dial until the other side has dialled back.
@@ -110,8 +110,8 @@ def test_neither_reachable_means_streams_and_says_why(tmp_path):
         async with sides(tmp_path) as (one, two):
             one.hold(BLOB)
             for side in (one, two):
-                side.channels._socket.close()
-                side.channels._socket = closed_port()
+                side.channels._listeners[0].close()
+                side.channels._listeners = [closed_port()]
             await agree(two, one)
             assert "nor can it reach this one" in two.channels.reason(one.key)
             assert await two.fetch(one, BLOB) == BLOB
@@ -444,7 +444,8 @@ def test_a_dialled_port_that_proves_another_key_is_refused(tmp_path):
             # Somebody whom Two trusts listens where One says that One does.
             await agree(two, three)
             three.channels._tls.trust(certificates.certificate(two.identity))
-            one.channels._socket, listener = three.channels._socket.dup(), one.channels._socket
+            (listener,), (theirs,) = one.channels._listeners, three.channels._listeners
+            one.channels._listeners = [theirs.dup()]
             one.addresses = ()  # nor does it dial back
             await agree(two, one)
             listener.close()

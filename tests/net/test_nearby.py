@@ -119,7 +119,9 @@ def test_a_port_is_told_only_where_somebody_listens_on_it(keys):
         return search.found[PROJECTS[0]]
 
     assert searching.link_to(asyncio.run(look("192.0.2.200"))) is None
+    assert searching.link_to(asyncio.run(look("::"))) is None, "it was asked over IPv4"
     assert searching.link_to(asyncio.run(look("0.0.0.0"))) is not None
+    assert searching.link_to(asyncio.run(look("all"))) is not None
 
 
 @pytest.mark.parametrize(("typed", "is_joined"), [("y", True), ("", False), ("no", False)])

@@ -1,21 +1,13 @@
-"""A syncer that has IPv6 alone, with a learner that has it too and one that listens on IPv4."""
+"""Swarms over IPv6: a syncer that has it alone, and one that has both versions on one port."""
 
 from __future__ import annotations
 
-import socket
-
+import msgspec
 import pytest
 
+from host.addresses import has_six
+from host.join_link import format_link, parse_link
 from tests.net.swarms import TinySwarm
-
-
-def has_six():
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
 
 pytestmark = [
     pytest.mark.net,
@@ -24,6 +16,12 @@ pytestmark = [
 ]
 
 SIX, FOUR = "ada", "bob"
+PLACES = {4: "/ip4/127.0.0.1", 6: "/ip6/::1"}
+
+
+def option(words, name):
+    """Where the value of an option is."""
+    return words.index(name) + 1
 
 
 class SixSwarm(TinySwarm):
@@ -32,16 +30,38 @@ class SixSwarm(TinySwarm):
     def start(self, role, name, *arguments):
         words = list(arguments)
         if name != FOUR:
-            words[words.index("--listen") + 1] = "::1"
+            words[option(words, "--listen")] = "::1"
         if role == "syncer":
-            at = words.index("--host-address") + 1
-            words[at] = words[at].replace("/ip4/127.0.0.1", "/ip6/::1")
+            at = option(words, "--host-address")
+            words[at] = words[at].replace(PLACES[4], PLACES[6])
         return super().start(role, name, *words)
 
 
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory):
-    with SixSwarm(tmp_path_factory.mktemp("six")) as made:
+class BothSwarm(TinySwarm):
+    """Its syncer listens everywhere, and each learner is told its address of one version."""
+
+    def start(self, role, name, *arguments):
+        words = list(arguments)
+        if role == "syncer":
+            words[option(words, "--listen")] = "all"
+            four = words[option(words, "--host-address")]
+            words += ["--host-address", four.replace(PLACES[4], PLACES[6])]
+        else:
+            words[words.index(self.link)] = self.link_of(6 if name == SIX else 4)
+            if name == SIX:
+                words[option(words, "--listen")] = "::1"
+        return super().start(role, name, *words)
+
+    def link_of(self, version):
+        """The join link with the address of one version alone."""
+        link = parse_link(self.link)
+        found = tuple(text for text in link.addresses if text.startswith(PLACES[version]))
+        return format_link(msgspec.structs.replace(link, addresses=found))
+
+
+@pytest.fixture(scope="module", params=[SixSwarm, BothSwarm], ids=["six", "both"])
+def swarm(request, tmp_path_factory):
+    with request.param(tmp_path_factory.mktemp("six")) as made:
         made.prepare()
         made.begin()
         for name in (SIX, FOUR):
@@ -50,9 +70,11 @@ def swarm(tmp_path_factory):
         yield made
 
 
-def test_the_join_link_names_the_address(swarm):
-    (address, *_) = swarm.syncer().network.addresses
-    assert address.startswith("/ip6/::1/tcp/")
+def test_the_join_link_names_each_address(swarm):
+    versions = [4, 6] if isinstance(swarm, BothSwarm) else [6]
+    told = swarm.syncer().network.addresses
+    for version, text in zip(versions, told, strict=True):
+        assert text.startswith(f"{PLACES[version]}/tcp/")
 
 
 def test_others_can_dial_who_has_six(swarm):

@@ -66,6 +66,45 @@ def test_no_other_port_helps_where_the_address_is_not_ours():
         kept_port("203.0.113.7", 0, is_asked_for=False)
 
 
+needs_six = pytest.mark.skipif(not addresses.has_six(), reason="this machine has no IPv6")
+
+
+@needs_six
+def test_everywhere_is_one_port_of_both_versions():
+    assert addresses.places_of("all") == ("0.0.0.0", "::")
+    port = kept_port("all", 0, is_asked_for=False)
+    with addresses.socket_for("::") as listener:
+        listener.bind(("::", port))
+        listener.listen()
+        assert kept_port("0.0.0.0", port, is_asked_for=True) == port, "that is free"
+        with pytest.raises(PortTaken, match=f"port {port} is in use"):
+            kept_port("all", port, is_asked_for=True)
+        assert kept_port("all", port, is_asked_for=False) not in (0, port)
+
+
+def test_everywhere_is_ipv4_where_there_is_nothing_else(monkeypatch):
+    monkeypatch.setattr(addresses, "has_six", lambda: False)
+    assert addresses.places_of("all") == ("0.0.0.0",)
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_an_address_stands_for_itself(place):
+    assert addresses.places_of(place) == (place,)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("/ip4/192.0.2.7/tcp/4100/p2p/12D3KooW", 4),
+        ("/ip6/2001:db8::7/tcp/4100", 6),
+        ("/dns/example.org/tcp/4100", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_of_no_version(text, version):
+    assert addresses.ip_version_of(text) == version
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [(1000.0, 940.5, "60 s (it is ahead)"), (900.0, 940.0, "40 s (it is behind)")],

@@ -27,9 +27,14 @@ def reaching():
     return Reaching(random.Random(1).random)
 
 
-def tell(machine, number, could_dial, *, relays=False, is_public=True, now_s=0.0):
+def tell(machine, number, could_dial, *, relays=False, is_public=True, now_s=0.0, version=4):
     machine.told(
-        key(number), could_dial=could_dial, is_public=is_public, relays=relays, now_s=now_s
+        key(number),
+        could_dial=could_dial,
+        is_public=is_public,
+        relays=relays,
+        now_s=now_s,
+        ip_version=version,
     )
 
 
@@ -55,6 +60,20 @@ def test_half_of_those_that_tried_decide(answers, verdict):
     for number, could_dial in enumerate(answers):
         tell(machine, number, could_dial)
     assert machine.verdict(ALL, 1.0) == verdict
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(4, 6), (6, 4)])
+def test_a_port_that_is_open_over_one_version_alone_is_open(opened, closed):
+    machine = reaching()
+    for number in range(3):
+        tell(machine, number, could_dial=False, version=closed)
+    assert machine.verdict(ALL, 1.0) == "outward"
+    assert machine.closed_over(1.0) == (closed,)
+    tell(machine, 3, could_dial=True, version=opened)
+    assert machine.verdict(ALL, 1.0) == "direct"
+    assert machine.direct_over(1.0) == (opened,)
+    assert machine.closed_over(1.0) == (closed,)
+    assert machine.count(1.0) == (1, 4)
 
 
 def test_a_neighbour_says_nothing_of_the_nat():
