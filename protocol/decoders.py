@@ -7,6 +7,7 @@ builds a decoder, and `tests/repo` sees to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, TypeVar, overload
 
@@ -14,21 +15,28 @@ import msgspec
 
 T = TypeVar("T")
 
+Read = Callable[[type, Any], Any]
+"""Gets a type and what was written of it; raises ValueError, TypeError or msgspec's errors."""
+
 _BUILDING = Lock()
-_MSGPACK: dict[object, msgspec.msgpack.Decoder[Any]] = {}
+_MSGPACK: dict[tuple[object, Read | None], msgspec.msgpack.Decoder[Any]] = {}
 _JSON: dict[object, msgspec.json.Decoder[Any]] = {}
 
 
 @overload
-def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]: ...
+def msgpack_decoder(kind: type[T], read: Read | None = None) -> msgspec.msgpack.Decoder[T]: ...
 @overload
-def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]: ...
-def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """The one decoder of MessagePack for this type; from any thread."""
-    decoder = _MSGPACK.get(kind)
+def msgpack_decoder(kind: Any, read: Read | None = None) -> msgspec.msgpack.Decoder[Any]: ...
+def msgpack_decoder(kind: Any, read: Read | None = None) -> msgspec.msgpack.Decoder[Any]:
+    """The one decoder of MessagePack for this type; from any thread.
+
+    read: makes values of types that MessagePack does not know.
+    """
+    decoder = _MSGPACK.get((kind, read))
     if decoder is None:
         with _BUILDING:
-            decoder = _MSGPACK.setdefault(kind, msgspec.msgpack.Decoder(kind))
+            made = msgspec.msgpack.Decoder(kind, dec_hook=read)
+            decoder = _MSGPACK.setdefault((kind, read), made)
     return decoder
 
 

@@ -5,10 +5,9 @@ A fold over the log, as all of `protocol.log.state` is, so every voter has the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from msgspec import Meta, Struct, field, structs
+from msgspec import Meta, Struct, field
 
 from protocol import novelty, probes
 from protocol.ids import Count, NodeKey
@@ -94,8 +93,7 @@ class Account(Struct, array_like=True):
         """What became of its pushes, in a word for each."""
         found = {"merged": self.merges - self.clipped, "clipped": self.clipped}
         for kind, pushes in self.refused.items():
-            outcome, _, reason = kind.partition(": ")
-            word = reason if outcome == "rejected" and reason else outcome
+            word = fate_of(kind)
             found[word] = found.get(word, 0) + pushes
         return {word: pushes for word, pushes in found.items() if pushes}
 
@@ -140,36 +138,6 @@ class Account(Struct, array_like=True):
         )
 
 
-def copied(accounts: Mapping[bytes, Account]) -> dict[bytes, Account]:
-    """Accounts with the same counts that share nothing with these."""
-    return {key: structs.replace(one, refused=dict(one.refused)) for key, one in accounts.items()}
-
-
-def note(
-    accounts: dict[bytes, Account], names: Iterable[ChosenName], refusals: Iterable[Refusal]
-) -> None:
-    """Take what a leader noted into the accounts.
-
-    A name counts only for who has an account. Strangers of whom nothing was merged cannot fill the
-    memory of others: at most `GUESTS_MAX` of them are kept.
-    """
-    for chosen in names:
-        if chosen.learner in accounts:
-            accounts[chosen.learner].name = chosen.name
-    for refusal in refusals:
-        account = opened(accounts, refusal.learner)
-        count_kind(account.refused, refusal.kind, refusal.pushes)
-
-
-def opened(accounts: dict[bytes, Account], learner: bytes) -> Account:
-    """The account of a key, a new one if it has none."""
-    account = accounts.get(learner)
-    if account is None:
-        _make_room(accounts)
-        account = accounts[learner] = Account()
-    return account
-
-
 def suspended_words(account: Account) -> str:
     """Why a learner is suspended: what was measured, and by how many. The end of a sentence."""
     said = account.findings
@@ -182,18 +150,18 @@ def suspended_words(account: Account) -> str:
     )
 
 
-def count_kind(counts: dict[str, int], kind: str, pushes: int) -> None:
-    """Add to one of a bounded number of kinds."""
+def count_kind(counts: dict[str, int], kind: str, pushes: int) -> str:
+    """Add to one of a bounded number of kinds; the one that was added to."""
     if kind not in counts and len(counts) >= KINDS_MAX:
         kind = OTHER
     counts[kind] = counts.get(kind, 0) + pushes
+    return kind
 
 
-def _make_room(accounts: dict[bytes, Account]) -> None:
-    """Forget a guest if there are too many. The same one everywhere, whatever order they came."""
-    guests = [(one.refusals, key) for key, one in accounts.items() if one.merges == 0]
-    if len(guests) >= GUESTS_MAX:
-        del accounts[min(guests)[1]]
+def fate_of(kind: str) -> str:
+    """What became of a push that did not count, in a word: the reason, or else the outcome."""
+    outcome, _, reason = kind.partition(": ")
+    return reason if outcome == "rejected" and reason else outcome
 
 
 def printable(text: str, chars_max: int = NAME_CHARS_MAX) -> str:

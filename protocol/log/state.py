@@ -9,7 +9,8 @@ from msgspec import Struct, structs
 from protocol import limits, standing, wire
 from protocol.errors import MalformedMessage
 from protocol.log import records
-from protocol.log.accounts import Account, copied, note, opened
+from protocol.log.account_book import AccountBook
+from protocol.log.accounts import Account
 from protocol.log.guard import AT_S_MAX, Pause, found_far, is_doubtful
 from protocol.log.heldout import CurvePoint, best_of, needs_second
 from protocol.log.leases import LeaseBook, LeaseEntry
@@ -154,7 +155,7 @@ class SwarmState:
     seconds: dict[int, bytes] = field(default_factory=dict)
     """Of these, who would measure it too."""
     curve: list[CurvePoint] = field(default_factory=list)
-    accounts: dict[bytes, Account] = field(default_factory=dict)
+    accounts: AccountBook = field(default_factory=AccountBook)
     leases: LeaseBook = field(default_factory=LeaseBook)
     rounds: int = 0
     """Rounds opened as far as the log knows; the next round takes a higher number."""
@@ -298,7 +299,7 @@ class SwarmState:
             ) as body:
                 self._revise(body, record.at_s)
             case records.AccountsNoted(names, refusals):
-                note(self.accounts, names, refusals)
+                self.accounts.note(names, refusals)
             case records.BlocksLeased(learner, incarnation, spans):
                 session = (learner, incarnation)
                 self.leases.lease(session, spans, record.at_s, self.block_sequences)
@@ -414,7 +415,7 @@ class SwarmState:
     def _probed(self, probed: records.PushProbed, at_s: float) -> None:
         """What a probe says of a learner; the last of many may suspend it."""
         self.judgements += 1
-        account = opened(self.accounts, probed.learner)
+        account = self.accounts.opened(probed.learner)
         account.probes += 1
         account.findings = heard(
             account.findings, probed.prober, probed.own, probed.other, probed.score
@@ -430,9 +431,8 @@ class SwarmState:
         """Lift the suspensions that the owner lifted with this charter."""
         self.judgements += 1
         for one in charter.reinstated:
-            account = self.accounts.get(one.learner)
-            if account is not None and one.revision > former_revision:
-                account.reinstated()
+            if one.learner in self.accounts and one.revision > former_revision:
+                self.accounts.opened(one.learner).reinstated()
                 self.taken_back.pop(one.learner, None)
 
     def _govern(self, body: records.Governing, index: int) -> None:
@@ -468,15 +468,13 @@ class SwarmState:
         self.judgements += 1
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
-        accounts, hand_in = self.accounts, self.leases.hand_in
+        merged_of, hand_in = self.accounts.merged, self.leases.hand_in
         counted = records.counted_tokens(merged.contributions)
         # Of hundreds, at each of hundreds of learners.
         for part, tokens in zip(merged.contributions, counted, strict=True):
             self.tokens_by_fragment[merged.fragment] += tokens
-            account = accounts.get(part.learner)
-            if account is None:
-                account = accounts[part.learner] = Account()
-            account.merged(tokens, is_clipped=part.scale < 1.0, at_s=record.at_s)
+            is_clipped = part.scale < 1.0
+            account = merged_of(part.learner, tokens, is_clipped=is_clipped, at_s=record.at_s)
             if part.learner in self.taken_back:
                 self.taken_back[part.learner] += tokens
             hand_in(
@@ -569,7 +567,7 @@ class SwarmState:
                 for at, (step, tokens) in self.marks.items()
             ),
             curve=tuple(self.curve),
-            accounts=copied(self.accounts) if with_accounts else {},
+            accounts=self.accounts.shared() if with_accounts else {},
             next_position=self.leases.next_position,
             returned=tuple(self.leases.returned),
             held=self.leases.entries(with_coverage=with_coverage),
@@ -621,7 +619,7 @@ class SwarmState:
             marks={mark.index: (mark.global_step, mark.tokens) for mark in summary.marks},
             seconds={mark.index: mark.second for mark in summary.marks if mark.second},
             curve=list(summary.curve),
-            accounts=copied(summary.accounts),
+            accounts=AccountBook(summary.accounts),
             leases=book,
             rounds=summary.rounds,
             is_ending=summary.is_ending,

@@ -208,7 +208,7 @@ class Soak:
         return hour
 
 
-_NOT_OURS: Final = (
+NOT_OURS: Final = (
     type,
     types.ModuleType,
     types.FunctionType,
@@ -228,7 +228,7 @@ def held_by(roots: Iterable[object]) -> Held:
     total = 0
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or isinstance(one, _NOT_OURS):
+        if id(one) in seen or isinstance(one, NOT_OURS):
             continue
         kind = type(one)
         if kind.__module__.startswith("simulator."):

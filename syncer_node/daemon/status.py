@@ -346,10 +346,8 @@ def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def outcomes(machine: SyncerMachine) -> dict[str, int]:
     """What became of all pushes of the run, as the log counts, whoever led."""
-    found: Counter[str] = Counter()
-    for account in machine.state.accounts.values():
-        found.update(account.fates())
     leadership = machine.leadership
+    found = machine.state.accounts.fates()
     return most(found, leadership.rounds.outcomes if leadership is not None else {})
 
 

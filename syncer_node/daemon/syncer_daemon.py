@@ -492,7 +492,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         seat = seat_status(machine.raft, now_s, machine.standby.trouble)
         if leadership is not None:
             show_mergers(seat, leadership.mergers)
-        pushes = sum(one.merges for one in machine.state.accounts.values())
+        accounts = machine.state.accounts
         here = {session.peer for session in leadership.members.live()} if leadership else set()
         return SyncerStatus(
             key=self.identity.key.hex(),
@@ -510,7 +510,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             rounds=status.round_rows(leadership, now_s) if leadership else [],
             merges=list(books.recent),
             merges_here=books.merges,
-            participants_mean=pushes / max(1, machine.state.global_step),
+            participants_mean=accounts.merges / max(1, machine.state.global_step),
             effective_h=books.effective_h,
             grace_s=books.grace_s,
             slack_s=leadership.rounds.window.slack_s() if leadership else None,
@@ -526,9 +526,9 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             snapshots=status.snapshot_status(machine, now_s),
             loop_lag=self.loop_watch.lag(),
             contributors=leading_rows(machine.state, here),
-            contributors_all=len(machine.state.accounts),
-            contributor_merges=pushes,
-            contributor_fragment_tokens=sum(one.tokens for one in machine.state.accounts.values()),
+            contributors_all=len(accounts),
+            contributor_merges=accounts.merges,
+            contributor_fragment_tokens=accounts.tokens,
         )
 
     def public(self, most: int = PEERS_REPORTED_MAX) -> SyncerStatus:

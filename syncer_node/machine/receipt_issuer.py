@@ -21,6 +21,10 @@ EVERY_S = 30.0
 """No contributor that goes on gets receipts more often."""
 
 
+DEPARTED_MAX = 64
+"""Of so many that have no session any more it is remembered what they were told."""
+
+
 class Receipts:
     """One term's. Every receipt goes out before the record that it is about.
 
@@ -68,9 +72,16 @@ class Receipts:
             if account is not None and account.merges != known:
                 self._hand_out(session, setup, now_s)
 
+    def _forget_departed(self) -> None:
+        """A leader leads for months; who has no session is welcomed anew."""
+        sessions = self._members.sessions
+        if len(self._told) > 2 * len(sessions) + DEPARTED_MAX:
+            self._told = {peer: one for peer, one in self._told.items() if peer in sessions}
+
     def _hand_out(self, session: Session, setup: SyncerSetup, now_s: float) -> None:
         state, account = self._state, self._state.accounts[session.peer]
         self._told[session.peer] = (session.incarnation, now_s, account.merges)
+        self._forget_departed()
         credit = Credit(
             project=setup.project,
             epoch=state.epoch,

@@ -7,7 +7,6 @@ whoever leads. Without a running syncer it is folded from the log on the disk.
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections.abc import Collection
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def row(key: bytes, account: Account, fragments: int, *, is_here: bool) -> Contr
 
 def leading_rows(state: SwarmState, here: Collection[bytes]) -> list[ContributorRow]:
     """Those that gave most, and all who are here and gave anything; most tokens first."""
-    chosen = dict(heapq.nsmallest(SHOWN_MAX, state.accounts.items(), key=_order))
+    chosen = dict(state.accounts.leading(SHOWN_MAX))
     chosen |= {key: state.accounts[key] for key in here if key in state.accounts}
     fragments = len(state.fragments)
     ordered = sorted(chosen.items(), key=_order)
@@ -96,8 +95,8 @@ def ledger_of(
         head=state.head.hex(),
         at_s=at_s,
         fragments=fragments,
-        merges=sum(one.merges for one in accounts.values()),
-        fragment_tokens=sum(one.tokens for one in accounts.values()),
+        merges=accounts.merges,
+        fragment_tokens=accounts.tokens,
         refused=sum(one.refusals for one in accounts.values()),
         contributors=[
             row(key, account, fragments, is_here=key in here)

@@ -17,6 +17,7 @@ import msgspec
 from protocol import decoders, wire
 from protocol.errors import MalformedMessage
 from protocol.ids import JobId, SessionKey
+from protocol.log.account_book import AccountBook
 from protocol.log.accounts import Account
 from protocol.log.records import Admission, FragmentMerged, Record, record_hash
 from protocol.log.state import SwarmState
@@ -547,7 +548,29 @@ def write_machine(machine: SyncerMachine) -> bytes:
         wanted={index: entry.encoded for index, entry in standby._wanted.items()},
         **_all_taken(parts_of(machine), VoterState),
     )
-    return msgspec.msgpack.encode(state)
+    return encode_state(state)
+
+
+def encode_state(state: VoterState) -> bytes:
+    """A state as bytes."""
+    return msgspec.msgpack.encode(state, enc_hook=_written)
+
+
+def decode_state(encoded: bytes) -> VoterState:
+    """The state that was written. Raises MsgspecError or what else is wrong with it."""
+    return decoders.msgpack_decoder(VoterState, _read).decode(encoded)
+
+
+def _written(one: object) -> object:
+    if isinstance(one, AccountBook):
+        return dict(one)
+    raise TypeError(f"{type(one).__name__} has no place in a machine's state")
+
+
+def _read(kind: type, written: object) -> object:
+    assert kind is AccountBook, "nothing else is written otherwise than it is"
+    accounts = decoders.convert(written, dict[bytes, Account], builtin_types=(bytes,))
+    return AccountBook(accounts)
 
 
 def _leader_state(leadership: Leadership) -> LeaderState:
@@ -575,7 +598,7 @@ def read_machine(
 ) -> SyncerMachine:
     """A machine that goes on as the written one would. Raises MalformedMessage."""
     try:
-        state = decoders.msgpack_decoder(VoterState).decode(encoded)
+        state = decode_state(encoded)
         return _built(
             state,
             SyncerSetup(

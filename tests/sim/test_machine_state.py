@@ -22,6 +22,8 @@ from syncer_node.storage import machine_state
 from syncer_node.storage.machine_state import (
     LeaderState,
     VoterState,
+    decode_state,
+    encode_state,
     leader_parts_of,
     parts_of,
     read_machine,
@@ -227,9 +229,9 @@ def leader() -> SyncerMachine:
 
 
 def forged(machine: SyncerMachine, change: Callable[[VoterState], object]) -> bytes:
-    state = msgspec.msgpack.decode(write_machine(machine), type=VoterState)
+    state = decode_state(write_machine(machine))
     change(state)
-    return msgspec.msgpack.encode(state)
+    return encode_state(state)
 
 
 def job(kind: str, content: object = None) -> dict[int, machine_state.JobState]:

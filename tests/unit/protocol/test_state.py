@@ -5,6 +5,7 @@ import pytest
 
 from protocol import wire
 from protocol.errors import MalformedMessage
+from protocol.log.accounts import Refusal
 from protocol.log.records import (
     BlocksLeased,
     BlocksReturned,
@@ -230,8 +231,10 @@ def test_weights_of_no_fragment_are_no_weights():
 def test_two_states_of_one_summary_count_each_for_itself(log):
     state = busy(log)
     summary = state.summary()
-    for account in SwarmState.restore(summary, state.block_sequences).accounts.values():
-        account.merges += 100
+    other = SwarmState.restore(summary, state.block_sequences).accounts
+    for key in list(other):
+        other.merged(key, 100, is_clipped=False, at_s=9.0)
+        other.note((), (Refusal(key, "stale", 1),))
     assert SwarmState.restore(summary, state.block_sequences) == state
 
 

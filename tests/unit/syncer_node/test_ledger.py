@@ -10,7 +10,7 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import CorruptState, UserError
-from protocol.log import accounts
+from protocol.log.account_book import AccountBook
 from protocol.log.accounts import (
     GUESTS_MAX,
     KINDS_MAX,
@@ -105,19 +105,19 @@ def test_a_status_has_those_that_gave_most_and_whoever_is_here():
 
 
 def test_a_name_counts_only_for_who_gave_something():
-    held = {ONE.key: Account(merges=1)}
-    accounts.note(held, (ChosenName(ONE.key, "ada"), ChosenName(TWO.key, "eve")), ())
+    held = AccountBook({ONE.key: Account(merges=1)})
+    held.note((ChosenName(ONE.key, "ada"), ChosenName(TWO.key, "eve")), ())
     assert {key: one.name for key, one in held.items()} == {ONE.key: "ada"}
 
 
 def test_strangers_cannot_fill_the_accounts():
-    held = {ONE.key: Account(merges=1)}
+    held = AccountBook({ONE.key: Account(merges=1)})
     for number in range(2 * GUESTS_MAX):
-        accounts.note(held, (), (Refusal(number.to_bytes(32, "big"), "stale", number + 1),))
+        held.note((), (Refusal(number.to_bytes(32, "big"), "stale", number + 1),))
     assert len(held) == GUESTS_MAX + 1
     assert ONE.key in held
     for number in range(2 * KINDS_MAX):
-        accounts.note(held, (), (Refusal(ONE.key, f"reason {number}", 1),))
+        held.note((), (Refusal(ONE.key, f"reason {number}", 1),))
     assert len(held[ONE.key].refused) == KINDS_MAX + 1
     assert held[ONE.key].refused[OTHER] == KINDS_MAX
     assert held[ONE.key].refusals == 2 * KINDS_MAX

@@ -65,7 +65,7 @@ class Swarm(SyncerBench):
         self.start()
         for learner in ALL:
             self.join(learner, evaluates=learner in evaluating)
-            self.accounts[learner.key] = Account(merges=3, tokens=400)
+            self.accounts.put(learner.key, Account(merges=3, tokens=400))
         self.seat.probing.saved = 100.0
         self.pulls = self.train(*ALL)
         self.leased = {key: spans[0] for (key, _), spans in self.state.leases.held.items()}

@@ -43,7 +43,8 @@ class Swarm(SyncerBench):
         state = self.machine.state
         for learner in ALL:
             direction = -0.9 if learner is LIAR else 0.9
-            state.accounts[learner.key] = Account(standing=Standing(direction, JUDGED_MIN))
+            standing = Standing(direction, JUDGED_MIN)
+            state.accounts.put(learner.key, Account(standing=standing))
         if is_known:
             for known in state.norms:
                 known.update({one.key: KnownNorm(one.key, 1.0, 8, b"\x01") for one in ALL})
