@@ -97,6 +97,7 @@ class Channels:
         self._connections: dict[NodeKey, list[Connection]] = {}
         self._greeted: dict[Connection, asyncio.Future[None]] = {}
         self._places: dict[NodeKey, tuple[str, int]] = {}
+        """Where those that we dialled were reached, while they are connected."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: Counter[str] = Counter()
 
@@ -205,6 +206,7 @@ class Channels:
             mine.remove(connection)
         if not mine:
             self._connections.pop(peer, None)
+            self._places.pop(peer, None)
         if was_counted:
             self._tell(channel_policy.Closed(peer, str(error or ""), is_broken=error is not None))
         if isinstance(error, RemoteError):

@@ -26,6 +26,7 @@ from protocol.errors import (
 )
 from tests.net.channels import LOOPBACK, agree, sides, until
 from tests.net.hosts import run
+from tests.support.containers import knowing
 
 pytestmark = pytest.mark.net
 
@@ -96,6 +97,30 @@ def test_one_that_cannot_be_dialled_dials_back(tmp_path):
             assert two.streams == 0
 
     run(main())
+
+
+def test_of_peers_that_are_gone_only_bounded_memories_know(tmp_path):
+    async def main():
+        async with sides(tmp_path, 5) as (one, *others):
+            for other in others:
+                other.hold(BLOB)
+                await agree(one, other)
+                await until(lambda other=other: one.channels.to(other.key))
+                assert await one.fetch(other, BLOB) == BLOB
+            keys = {other.key for other in others}
+            assert ".places" in names_of(knowing(one.channels, "", keys, len(keys)))
+            for other in others:
+                await other.close()
+            await until(lambda: not one.channels.peers)
+            # Sums of bytes for screens, and whether a channel is worth another try.
+            assert names_of(knowing(one.channels, "", keys, len(keys))) <= {".traffic", ".peers"}
+
+    run(main())
+
+
+def names_of(paths):
+    """The last attribute of each path, without what it is called by its own."""
+    return {"." + path.rpartition(".")[2].lstrip("_") for path in paths}
 
 
 def closed_port():
