@@ -18,6 +18,12 @@ from protocol.log.accounts import GUESTS_MAX, Account, ChosenName, Refusal, coun
 NOTHING: Mapping[bytes, Account] = {}
 
 
+def place(item: tuple[bytes, Account]) -> tuple[int, int, bytes]:
+    """By this contributors stand in lists: who gave most first."""
+    key, account = item
+    return (-account.tokens, -account.merges, key)
+
+
 class AccountBook(Mapping[bytes, Account]):
     """Every account by its key. To change one, ask for it with `opened` or `merged`."""
 
@@ -72,7 +78,7 @@ class AccountBook(Mapping[bytes, Account]):
         among: Iterable[bytes] = self._by_key
         if known is not None and known[0] == count:
             among = self._changed.union(known[1])
-        found = heapq.nsmallest(count, among, key=self._place)
+        found = heapq.nsmallest(count, among, key=lambda key: place((key, self._by_key[key])))
         self._leading, self._changed = (count, found), set()
         return [(key, self._by_key[key]) for key in found]
 
@@ -163,7 +169,3 @@ class AccountBook(Mapping[bytes, Account]):
             self._refused[fate_of(kind)] += sign * pushes
             if not self._refused[fate_of(kind)]:
                 del self._refused[fate_of(kind)]
-
-    def _place(self, learner: bytes) -> tuple[int, int, bytes]:
-        account = self._by_key[learner]
-        return (-account.tokens, -account.merges, learner)

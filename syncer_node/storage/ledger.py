@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from host.files.signed_project import OpenedProject, newest_of
 from protocol.errors import CorruptState
 from protocol.ids import short
+from protocol.log.account_book import place
 from protocol.log.accounts import Account
 from protocol.log.records import record_hash
 from protocol.log.state import SwarmState, SwarmSummary
@@ -52,11 +53,6 @@ class Ledger(Struct, kw_only=True):
     """The keys that each invite brought, first come first."""
 
 
-def _order(item: tuple[bytes, Account]) -> tuple[int, int, bytes]:
-    key, account = item
-    return (-account.tokens, -account.merges, key)
-
-
 def row(key: bytes, account: Account, fragments: int, *, is_here: bool) -> ContributorRow:
     """One account for people and programs."""
     return ContributorRow(
@@ -78,7 +74,7 @@ def leading_rows(state: SwarmState, here: Collection[bytes]) -> list[Contributor
     chosen = dict(state.accounts.leading(SHOWN_MAX))
     chosen |= {key: state.accounts[key] for key in here if key in state.accounts}
     fragments = len(state.fragments)
-    ordered = sorted(chosen.items(), key=_order)
+    ordered = sorted(chosen.items(), key=place)
     return [row(key, account, fragments, is_here=key in here) for key, account in ordered]
 
 
@@ -100,7 +96,7 @@ def ledger_of(
         refused=sum(one.refusals for one in accounts.values()),
         contributors=[
             row(key, account, fragments, is_here=key in here)
-            for key, account in sorted(accounts.items(), key=_order)
+            for key, account in sorted(accounts.items(), key=place)
         ],
         invites={one.invite.hex(): [key.hex() for key in one.learners] for one in state.invites()},
     )
