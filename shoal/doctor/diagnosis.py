@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from host.network.own_network import NO_NETWORK
+from host.network import own_network
 from node.daemon.swarm_trial_facts import SwarmAnswer
 from node.trainer.tools.trial_facts import TrialAnswer
 from protocol.project import TrainerSpec
@@ -173,7 +173,7 @@ def reach(swarm: SwarmAnswer | None) -> Finding:
             "See that this machine may open TCP connections outwards, and ask the project's host "
             "for a fresh link."
         )
-        if NO_NETWORK in swarm.trouble:
+        if own_network.is_of_this_machine(swarm.trouble):
             remedy = ""  # It is said already, and nobody else can help.
         return seen.trouble(f"not at all: {swarm.trouble}", remedy)
     told = [host for host in swarm.hosts if host.path]

@@ -30,7 +30,9 @@ def test_a_machine_knows_the_way_to_itself():
         ([THERE], ["203.0.113.7"], True),
         ([THERE, HERE], ["127.0.0.1"], True),
         ([NAMED], [], False),
-        ([NAMED], [own_network.ELSEWHERE[1]], True),
+        ([NAMED], [own_network.ELSEWHERE[4]], True),
+        ([NAMED], [own_network.ELSEWHERE[6]], False),
+        ([NAMED.replace("dns4", "dns")], [own_network.ELSEWHERE[6]], True),
         ([], [], True),
     ],
 )
@@ -51,6 +53,27 @@ def test_names_are_looked_up_before_it_is_said_that_there_is_no_network(names, w
     texts = [NAMED.replace("example.org", name) for name in names]
     said = asyncio.run(own_network.trouble_of_names(texts, lambda host: host in ways))
     assert said == ("" if has else own_network.NO_NETWORK)
+
+
+SIX = THERE.replace("/ip4/203.0.113.7", "/ip6/2001:db8::7")
+
+
+@pytest.mark.parametrize(
+    ("texts", "here"),
+    [
+        ([SIX], 4),
+        ([SIX, NAMED.replace("dns4", "dns6")], 4),
+        ([THERE, NAMED], 6),
+        ([THERE, SIX], None),
+        ([NAMED.replace("dns4", "dns")], None),
+    ],
+)
+def test_a_network_of_the_other_version_is_no_missing_network(texts, here):
+    ways = [] if here is None else [own_network.ELSEWHERE[here]]
+    said = own_network.trouble(texts, lambda host: host in ways)
+    assert said == (own_network.NO_NETWORK if here is None else own_network.ONE_VERSION[here])
+    assert own_network.is_of_this_machine(f"not in the swarm: {said}.")
+    assert own_network.trouble(texts, lambda host: False) == own_network.NO_NETWORK
 
 
 def failed():
