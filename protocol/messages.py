@@ -633,7 +633,8 @@ class AskState(Struct, frozen=True, array_like=True, tag="ask-state"):
 class StateHeld(Struct, frozen=True, array_like=True, tag="state-held"):
     """The newest state that a learner can prove.
 
-    Preceded by the certified origin of every fragment in `IndexPart` messages.
+    Preceded by the certified origin of every fragment in `IndexPart` messages, and by the accounts
+    in `AccountsPart` messages, where the summary would be too long with them.
     """
 
     entry: CertifiedRecord

@@ -7,10 +7,10 @@ from node.machine.fragment_sync import FragmentSync
 from node.machine.jobs import CaptureMoments
 from node.machine.moments_client import MomentsClient
 from node.machine.moments_server import MomentsServer
-from protocol import messages, wire
+from protocol import messages
 from protocol.errors import RemoteError
 from protocol.ids import JobId
-from protocol.log.batching import in_messages
+from protocol.log.batching import accounts_in_messages, apart, in_messages
 from protocol.machine import Job
 
 PROVE_EVERY_S = 1.0
@@ -63,7 +63,10 @@ class PeerExchange:
         self._proved_s = context.now_s
         for piece in in_messages(told.origins):
             context.effects.send(peer, messages.IndexPart(piece))
-        context.effects.send(peer, messages.StateHeld(told.head, wire.encode(told.summary)))
+        accounts, summary = apart(told.summary)
+        for some in accounts_in_messages(accounts):
+            context.effects.send(peer, messages.AccountsPart(some))
+        context.effects.send(peer, messages.StateHeld(told.head, summary))
 
     def on_job(self, number: JobId, job: Job, result: object) -> None:
         if isinstance(job, CaptureMoments):

@@ -11,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import structs
 
 from host.files import keystore
 from host.files.signed_project import OpenedProject
@@ -21,9 +24,16 @@ from host.network.streams import ControlStream
 from host.options import BulkAt
 from host.transport import Transport
 from node.machine.index_proof import prove_index, read_charter
-from protocol import wire
-from protocol.errors import RemoteError, TransientError, UnexpectedMessage, UserError
+from protocol import limits, wire
+from protocol.errors import (
+    LimitExceeded,
+    RemoteError,
+    TransientError,
+    UnexpectedMessage,
+    UserError,
+)
 from protocol.ids import short
+from protocol.log.accounts import Account
 from protocol.log.records import (
     FragmentMerged,
     Record,
@@ -32,7 +42,14 @@ from protocol.log.records import (
     record_hash,
 )
 from protocol.log.state import SwarmSummary
-from protocol.messages import AskState, CertifiedRecord, FragmentIndex, IndexPart, StateHeld
+from protocol.messages import (
+    AccountsPart,
+    AskState,
+    CertifiedRecord,
+    FragmentIndex,
+    IndexPart,
+    StateHeld,
+)
 from protocol.project import Charter
 from protocol.signing import verify_ed25519
 from shoal.project.summary_checks import (
@@ -46,6 +63,11 @@ log = logging.getLogger("shoal.rescue")
 
 ASKED_MAX = 64
 ANSWER_S = 15.0
+"""From one message of an answer to the next."""
+
+ANSWERS_S = 180.0
+"""For all of one: accounts of a hundred thousand contributors are 15 MB."""
+
 CONNECT_S = 120.0
 """Some of the hosts that are known may be gone for good, and those that are left busy."""
 
@@ -174,7 +196,7 @@ async def _find(project: OpenedProject, addresses: tuple[str, ...]) -> list[Resc
                 trouble = ""
                 found = await _learners(transport, learners_topic(project.id))
             answers = await asyncio.gather(
-                *(_ask(transport, project, key) for key in found[:ASKED_MAX])
+                *(ask(transport, project, key) for key in found[:ASKED_MAX])
             )
         except (TransientError, TimeoutError) as error:
             answered = "the swarm answers, but no learner announces itself there"
@@ -205,14 +227,15 @@ async def _learners(transport: Transport, topic: str) -> list[bytes]:
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-async def _ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescued | None:
+async def ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescued | None:
     """What this learner proves, or None."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWERS_S):
             stream = await transport.open_control(key)
             try:
                 stream.send(wire.encode(AskState(project.id)))
-                return verified(project, key, *await _answer(stream))
+                origins, accounts, held = await _answer(stream)
+                return verified(project, key, origins, held, accounts)
             finally:
                 stream.close()
     except (TransientError, RemoteError, TimeoutError) as error:
@@ -220,27 +243,41 @@ async def _ask(transport: Transport, project: OpenedProject, key: bytes) -> Resc
         return None
 
 
-async def _answer(stream: ControlStream) -> tuple[list[CertifiedRecord], StateHeld]:
+async def _answer(
+    stream: ControlStream,
+) -> tuple[list[CertifiedRecord], dict[bytes, Account], StateHeld]:
     origins: list[CertifiedRecord] = []
+    accounts: dict[bytes, Account] = {}
     while True:
-        match wire.decode_message(await stream.recv()):
+        async with asyncio.timeout(ANSWER_S):
+            frame = await stream.recv()
+        match wire.decode_message(frame):
             case IndexPart(entries):
                 origins.extend(entries)
+            case AccountsPart(some):
+                accounts |= some
+                if len(accounts) > limits.ACCOUNTS_MAX:
+                    raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
             case StateHeld() as held:
-                return origins, held
+                return origins, accounts, held
             case other:
                 raise UnexpectedMessage(f"{type(other).__name__} instead of a state")
 
 
 def verified(
-    project: OpenedProject, donor: bytes, origins: list[CertifiedRecord], held: StateHeld
+    project: OpenedProject,
+    donor: bytes,
+    origins: list[CertifiedRecord],
+    held: StateHeld,
+    accounts: Mapping[bytes, Account],
 ) -> Rescued:
     """The state, once head and origins are proven under charters of the owner's, and what is said
     beside does not contradict them.
 
-    Raises RemoteError otherwise.
+    accounts: those that came ahead of it. Raises RemoteError otherwise.
     """
-    summary = wire.decode(held.summary, SwarmSummary)
+    said = wire.decode(held.summary, SwarmSummary)
+    summary = structs.replace(said, accounts={**said.accounts, **accounts})
     charters: list[Charter] = [project.charter]
     for one in summary.charters:
         charters.append(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from node.machine.jobs import Advance, Advanced, FetchState, StateFetched
 from protocol import wire
+from protocol.log.accounts import Account
 from protocol.log.records import SeatTaken
 from protocol.log.state import SwarmSummary
 from protocol.machine import PeerDown, PeerUp
-from protocol.messages import AskState, IndexPart, StateHeld
+from protocol.messages import AccountsPart, AskState, IndexPart, StateHeld
 from tests.support.builders import (
     ONE,
     STRANGER,
@@ -128,6 +130,29 @@ def test_who_never_had_the_weights_proves_the_log():
     bench.say(STRANGER.key, AskState(project().project))
     held = bench.last(STRANGER.key, StateHeld)
     assert wire.decode(held.summary, SwarmSummary).global_step == 1
+
+
+def test_accounts_that_are_too_many_for_one_piece_go_ahead_of_the_rest():
+    bench = LearnerBench(ONE)
+    log = Log(SeatTaken(SYNCER.key), weights())
+    bench.follow(log)
+    bench.feed(PeerUp(STRANGER.key))
+    bench.commit(log.add(merged(contributions=(contribution(),))))
+    accounts = bench.machine.context.state.accounts
+    for number in range(9000):
+        key = number.to_bytes(32, "big")
+        accounts.put(key, Account(merges=1, tokens=1, name=f"volunteer {number}"))
+    bench.now_s += 10.0
+    bench.say(STRANGER.key, AskState(project().project))
+    parts = bench.all(STRANGER.key, AccountsPart)
+    assert len(parts) > 1
+    held = bench.last(STRANGER.key, StateHeld)
+    said = wire.decode(held.summary, SwarmSummary)
+    assert said.accounts == {}
+    assert {key: one for part in parts for key, one in part.accounts.items()} == dict(accounts)
+    assert wire.decode_message(wire.encode(held)) == held, "it fits its frame"
+    without = structs.replace(bench.machine.context.state.summary(), accounts={})
+    assert said == without
 
 
 def test_a_former_state_is_proven_as_it_was_however_long_ago_its_summary_was_made(asked):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import msgspec
 import pytest
 
+from host.files.signed_project import OpenedProject
+from protocol import wire
 from protocol.errors import UnexpectedMessage, UserError
 from protocol.log.accounts import Account
 from protocol.log.heldout import CurvePoint
@@ -23,13 +26,20 @@ from protocol.log.records import (
     WeightsRestored,
 )
 from protocol.log.state import SwarmState
+from protocol.machine import PeerUp
+from protocol.messages import AccountsPart, AskState, IndexPart, StateHeld
+from protocol.project import encode
 from protocol.standing import NOBODY, Standing
+from shoal.project import recover_from_learners
 from shoal.project.recover_from_learners import Rescued, are_two_histories, choose
 from shoal.project.summary_checks import check_bounds, on_its_word, without_influence
+from simulator.stand_ins.tiny import charter_envelope, sim_verify
 from tests.support.builders import (
     ONE,
+    STRANGER,
     SYNCER,
     TWO,
+    LearnerBench,
     Log,
     contribution,
     merged,
@@ -40,6 +50,7 @@ from tests.support.builders import (
 )
 
 BUDGET = 10_000
+CROWD = 6000
 ADA, BOB, EVE = (bytes([digit]) * 32 for digit in (0xAA, 0xBB, 0xCC))
 
 
@@ -74,6 +85,55 @@ def checked(log, **changes):
 def rescued(log, donor=ADA, **changes):
     summary = msgspec.structs.replace(log.state.summary(), **changes)
     return Rescued(donor, log.entries[-1], log.records[-1], summary, ())
+
+
+class Answering:
+    """A transport with one learner, which says all of this when it is asked."""
+
+    def __init__(self, frames):
+        self.frames = list(frames)
+
+    async def open_control(self, key):
+        return self
+
+    def send(self, frame):
+        assert isinstance(wire.decode_message(frame), AskState)
+
+    async def recv(self):
+        return self.frames.pop(0)
+
+    def close(self):
+        pass
+
+
+def test_accounts_of_more_contributors_than_a_message_holds_are_recovered(monkeypatch):
+    monkeypatch.setattr(recover_from_learners, "verify_ed25519", sim_verify)
+    tiny = project()
+    envelope = charter_envelope(tiny, tiny.charter)
+    opened = OpenedProject(tiny.genesis, encode(tiny.genesis), tiny.charter, envelope)
+    bench, log = LearnerBench(ONE), Log(SeatTaken(SYNCER.key), weights())
+    log.add(CharterAdopted(envelope))
+    bench.follow(log)
+    bench.feed(PeerUp(STRANGER.key))
+    parts = [
+        contribution(learner=number.to_bytes(32, "big"), sequence=1) for number in range(CROWD)
+    ]
+    for at in range(0, CROWD, 300):
+        step = 1 + at // 300
+        some = tuple(parts[at : at + 300])
+        digests = state_digests("crowd", step)
+        body = merged(version=step, global_step=step, round=step, state=digests, contributions=some)
+        bench.commit(log.add(body))
+    bench.now_s += 10.0
+    bench.say(STRANGER.key, AskState(tiny.project))
+    kinds = (IndexPart, AccountsPart, StateHeld)
+    frames = [wire.encode(one) for one in bench.sent[STRANGER.key] if isinstance(one, kinds)]
+    found = asyncio.run(recover_from_learners.ask(Answering(frames), opened, ADA))
+    assert found is not None
+    assert found.summary.accounts == dict(log.state.accounts)
+    assert len(found.summary.accounts) == CROWD
+    frames.insert(0, wire.encode(AskState(tiny.project)))
+    assert asyncio.run(recover_from_learners.ask(Answering(frames), opened, ADA)) is None
 
 
 def test_what_an_honest_learner_says_is_within_bounds():
