@@ -93,6 +93,8 @@ RECORDS_PER_MESSAGE_MAX = 512
 ENTRIES_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Certified records in one message: a merge of a thousand learners takes over 100 KiB."""
 
+REPORT_BYTES_MAX = FRAME_BYTES_MAX - 1024
+
 ACCOUNTS_MAX = 1 << 20
 """Contributors of one project."""
 

@@ -336,7 +336,7 @@ class Receipt(Struct, frozen=True, array_like=True, tag="receipt"):
 class Report(Struct, frozen=True, array_like=True, tag="report"):
     """How the swarm is, for watchers: an encoded `protocol.status.SyncerStatus`."""
 
-    status: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX - 1024)]
+    status: Annotated[bytes, Meta(max_length=limits.REPORT_BYTES_MAX)]
 
 
 # Between voters.

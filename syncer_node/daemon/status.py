@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from host.control.status_parts import bulk_rows
 from host.transport import Transport
@@ -14,7 +16,7 @@ from protocol.log.accounts import Account, printable, suspended_words
 from protocol.log.guard import Pause, owner_pause_words, pause_words
 from protocol.log.heldout import disputed_words
 from protocol.log.state import SwarmState
-from protocol.messages import Unfit
+from protocol.messages import Report, Unfit
 from protocol.peers.membership import Session
 from protocol.snapshots.manifest import stamp
 from protocol.standing import DOUBTED_BELOW
@@ -342,6 +344,18 @@ MERGED = ("merged", "clipped")
 def most(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     """The larger count of each kind."""
     return {word: max(one.get(word, 0), other.get(word, 0)) for word in {**one, **other}}
+
+
+def report(public: Callable[[int], status.SyncerStatus], most: int) -> Report:
+    """A report that names as many learners as there is room for, and no more than `most`.
+
+    public: the status for strangers that names so many.
+    """
+    encoded = msgspec.msgpack.encode(public(most))
+    while most and len(encoded) > limits.REPORT_BYTES_MAX:
+        most //= 2
+        encoded = msgspec.msgpack.encode(public(most))
+    return Report(encoded)
 
 
 def outcomes(machine: SyncerMachine) -> dict[str, int]:

@@ -59,7 +59,7 @@ from protocol.fragments import Layout, build_layout
 from protocol.ids import short
 from protocol.log.records import FragmentMerged, Record
 from protocol.machine import Job, JobResult, StopAsked
-from protocol.messages import RUN_COMPLETE, Envelope, Report
+from protocol.messages import RUN_COMPLETE, Envelope
 from protocol.numerics.outer import digest
 from protocol.peers.nearby import NearbyNotice
 from protocol.peers.project_code import nearby_command
@@ -77,7 +77,7 @@ from syncer_node.machine.merge_totals import MergeTotals
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.storage.averages import Averages
 from syncer_node.storage.checkpoints import CheckpointStore
-from syncer_node.storage.ledger import leading_rows, ledger_of
+from syncer_node.storage.ledger import SHOWN_MAX, leading_rows, ledger_of
 from syncer_node.storage.merge_bank import MergeBank
 from syncer_node.storage.store import Store
 from syncer_node.storage.tape_recorder import RecordedMachine, payload_tape
@@ -360,7 +360,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             (told.learners, limits.LEARNERS_TOLD_MAX),
         ):
             if peers:
-                report = Report(msgspec.msgpack.encode(self.public(most)))
+                report = status.report(self.public, most)
                 for peer in peers:
                     self.driver.send(peer, report)
 
@@ -545,6 +545,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         if shown.peers_unnamed:
             shown.peers.sort(key=lambda row: row.state in ("left", "gone"))
             del shown.peers[most:]
+        del shown.contributors[max(most, SHOWN_MAX) :]
         for row in shown.peers:
             row.bulk_detail = ""
         return shown

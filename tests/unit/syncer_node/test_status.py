@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from protocol import limits
+from protocol import limits, wire
 from protocol.log.accounts import Account, Refusal
 from protocol.log.records import AccountsNoted, CharterAdopted
 from protocol.messages import Settled
 from protocol.peers.membership import Session
+from protocol.status import PeerRow, SyncerStatus
 from syncer_node.daemon.status import (
     nobody_trains,
     outcomes,
     peer_row,
     peer_rows,
+    report,
     sentence,
     unfit_words,
 )
@@ -31,6 +34,36 @@ from tests.support.builders import (
     sealed_charter,
     weights,
 )
+from tests.support.daemon_double import STATUS
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "most", "named"), [(500, 1024, 1024), (3000, 1024, 256), (500, 64, 64)]
+)
+def test_a_report_names_as_many_learners_as_a_message_has_room_for(row_bytes, most, named):
+    ada = PeerRow(key="a" * 64, name="ada", device="cpu", state="training", heard_s=1.0)
+    room = row_bytes - len(msgspec.msgpack.encode(ada))
+    rows = 2000 * [structs.replace(ada, refused={"x" * room: 1})]
+
+    def public(shown):
+        return SyncerStatus(
+            key="s",
+            name="syncer",
+            pid=0,
+            version="0.1.0",
+            uptime_s=1.0,
+            phase="training",
+            sentence="All is well.",
+            join_link="",
+            project=STATUS.project,
+            swarm=STATUS.swarm,
+            network=STATUS.network,
+            peers=rows[:shown],
+        )
+
+    made = report(public, most)
+    assert wire.decode_message(wire.encode(made)) == made
+    assert len(msgspec.msgpack.decode(made.status, type=SyncerStatus).peers) == named
 
 
 @pytest.mark.parametrize(
