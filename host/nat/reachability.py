@@ -116,8 +116,7 @@ class Reachability:
         now_s = time.monotonic()
         if not self.machine.closed_over(now_s):
             return ""
-        (version,) = self.machine.direct_over(now_s)
-        return f" over IPv{version} alone"
+        return "".join(f" over IPv{one} alone" for one in self.machine.direct_over(now_s))
 
     async def run(self) -> None:
         """Asks whoever is due, for ever. For one run of the engine."""

@@ -71,7 +71,7 @@ def versions_of(text: str) -> tuple[IpVersion, ...]:
     version = ip_version_of(text)
     if version is not None:
         return (version,)
-    return _NAMES.get(text.split("/")[1], (4, 6))
+    return next((found for kind, found in _NAMES.items() if text.startswith(f"/{kind}/")), (4, 6))
 
 
 async def trouble_of_names(addresses: Iterable[str], way: Callable[[str], bool] = leads_to) -> str:

@@ -14,6 +14,9 @@ from protocol.log.batching import accounts_in_messages, apart, in_messages
 from protocol.machine import Job
 
 PROVE_EVERY_S = 1.0
+PROVE_AT_LENGTH_EVERY_S = 60.0
+"""Where the accounts go in messages of their own: that is megabytes, and anybody may ask."""
+
 """Whoever asks what our log says gets an answer, all together this often."""
 
 
@@ -27,7 +30,7 @@ class PeerExchange:
         self._fragment_sync = fragment_sync
         self.moments_client = moments_client
         self.moments_server = MomentsServer(context, fragment_sync, moments_client)
-        self._proved_s = -1e9
+        self._prove_again_s = -1e9
 
     def on_peer_down(self, peer: bytes, reason: str) -> None:
         self.moments_server.on_peer_down(peer)
@@ -55,15 +58,16 @@ class PeerExchange:
         """Tell somebody the newest state whose weights are all here, with what proves it; not too
         often."""
         context = self.context
-        if context.now_s - self._proved_s < PROVE_EVERY_S:
+        if context.now_s < self._prove_again_s:
             return
         told = context.proofs.newest_held(context.state, self._fragment_sync.held)
         if told is None:
             return
-        self._proved_s = context.now_s
         for piece in in_messages(told.origins):
             context.effects.send(peer, messages.IndexPart(piece))
         accounts, summary = apart(told.summary)
+        pause_s = PROVE_AT_LENGTH_EVERY_S if accounts else PROVE_EVERY_S
+        self._prove_again_s = context.now_s + pause_s
         for some in accounts_in_messages(accounts):
             context.effects.send(peer, messages.AccountsPart(some))
         context.effects.send(peer, messages.StateHeld(told.head, summary))

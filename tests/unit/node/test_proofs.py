@@ -153,6 +153,9 @@ def test_accounts_that_are_too_many_for_one_piece_go_ahead_of_the_rest():
     assert wire.decode_message(wire.encode(held)) == held, "it fits its frame"
     without = structs.replace(bench.machine.context.state.summary(), accounts={})
     assert said == without
+    bench.now_s += 10.0
+    bench.say(STRANGER.key, AskState(project().project))
+    assert bench.all(STRANGER.key, AccountsPart) == parts, "anybody may ask, and it is much"
 
 
 def test_a_former_state_is_proven_as_it_was_however_long_ago_its_summary_was_made(asked):
