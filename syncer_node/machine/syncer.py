@@ -340,7 +340,8 @@ class SyncerMachine(VoterBase):
             return
         for piece in in_messages(self.recent.origins()):
             self.effects.send(peer, messages.IndexPart(piece))
-        for some in accounts_in_messages(self.state.accounts):
+        # Messages leave after this step, which may merge more; the summary is of before that.
+        for some in accounts_in_messages(self.state.accounts.shared()):
             self.effects.send(peer, messages.AccountsPart(some))
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))

@@ -271,6 +271,19 @@ def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     assert start.job.summary == log.state.summary()
 
 
+def test_what_is_merged_in_the_same_step_is_not_in_the_accounts_that_were_handed_on():
+    log = founded(*BODIES[1:])
+    leader = SyncerBench(recovered=log.recovered())
+    leader.machine.recent.add(log.records[-1], log.entries[-1])
+    state = leader.machine.state
+    counts = {key: one.counts for key, one in state.accounts.items()}
+    leader.machine.offer_state(TWO.key)
+    state.accounts.merged(ONE.key, 64, is_clipped=False, at_s=1.0)
+    sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
+    (part,) = [one for one in sent if isinstance(one, AccountsPart)]
+    assert {key: one.counts for key, one in part.accounts.items()} == counts
+
+
 def test_a_state_that_would_not_fit_is_handed_on_without_what_sessions_can_claim(monkeypatch):
     log = founded(*BODIES[1:], BlocksLeased(ONE.key, 1, (Span(0, 8, 0),)))
     leader = SyncerBench(recovered=log.recovered())
