@@ -8,6 +8,10 @@ WIRE_VERSION = 3
 FRAME_BYTES_MAX = 1 << 20
 """One control message. Weights never travel as messages, so a megabyte is generous."""
 
+OUTBOX_BYTES_MAX = 8 * FRAME_BYTES_MAX
+"""Of messages that wait for a peer that reads slowly, on top of the some 11 MB that the engines
+between us buffer. Whatever is said in one step waits until after it."""
+
 GENESIS_BYTES_MAX = 4 << 20
 """The tensor table of a model with 20 000 tensors fits."""
 
@@ -92,6 +96,14 @@ VOTES_MAX = 2 * VOTERS_MAX
 RECORDS_PER_MESSAGE_MAX = 512
 ENTRIES_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Certified records in one message: a merge of a thousand learners takes over 100 KiB."""
+
+PIECES_AT_ONCE_MAX = 8
+"""Messages full of entries of the log that a learner is told at once: half of what may wait for
+it."""
+
+PIECES_AHEAD_MAX = 4
+"""Messages full of a state that are told before it is known that former ones came: a quarter of
+what may wait, beside what is said of the log meanwhile."""
 
 REPORT_BYTES_MAX = FRAME_BYTES_MAX - 1024
 

@@ -117,6 +117,9 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     invite: Envelope | None = None
     """The `invites.Invite` of the join link, signed by the owner; a key that it once brought needs
     none."""
+    told_index: Count = 0
+    """It has the proofs of all fragments that were newest up to this record, from an index that
+    was more than goes at once."""
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
@@ -223,6 +226,8 @@ class IndexPart(Struct, frozen=True, array_like=True, tag="index"):
     """Certified records that name the newest state of some fragments; sent before `Welcome`."""
 
     entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
+    is_more: bool = False
+    """To a learner: the rest comes once it says hello again, with how far it was told."""
 
 
 class FragmentIndex(Struct, frozen=True, array_like=True):
@@ -625,7 +630,10 @@ class LendPush(Struct, frozen=True, array_like=True, tag="lend-push"):
 
 
 class AskState(Struct, frozen=True, array_like=True, tag="ask-state"):
-    """What does your log say, and how do you prove it? Answered by `StateHeld`."""
+    """What does your log say, and how do you prove it? Answered by `StateHeld`.
+
+    Asked again whenever a piece of that came: a few pieces go ahead, and one for each question.
+    """
 
     project: Digest
 

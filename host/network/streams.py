@@ -42,9 +42,7 @@ FRAME_BODY_S = 30.0
 """From a frame's first byte to its last: a megabyte at 35 KB/s."""
 
 OUTBOX_FRAMES_MAX = 1024
-OUTBOX_BYTES_MAX = 8 << 20
-"""What may wait for a peer that reads slowly: eight of the largest frames, on top of the some
-11 MB that the engines between us buffer."""
+"""What may wait for a peer that reads slowly, beside `limits.OUTBOX_BYTES_MAX`."""
 
 FLUSH_S = 2.0
 """After `close`, what is queued gets this long to leave."""
@@ -239,7 +237,7 @@ class ControlStream:
         if self.closed_reason is not None:
             raise PeerUnreachable(self.closed_reason)
         waiting_bytes = self._outbox_bytes + len(frame) + 4
-        if len(self._outbox) >= OUTBOX_FRAMES_MAX or waiting_bytes > OUTBOX_BYTES_MAX:
+        if len(self._outbox) >= OUTBOX_FRAMES_MAX or waiting_bytes > limits.OUTBOX_BYTES_MAX:
             self.abort(f"host {short(self.peer)} does not read: {self._outbox_bytes} bytes waited")
             raise PeerUnreachable(self.closed_reason)
         self._outbox.append(len(frame).to_bytes(4, "big") + frame)

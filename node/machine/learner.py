@@ -206,6 +206,10 @@ class LearnerMachine:
         self._origins = []
         self.heard_s = self.context.now_s
         self._told_index = self._head_index()
+        self._say_hello(peer)
+
+    def _say_hello(self, peer: bytes, *, told_index: int = 0) -> None:
+        """told_index: how far we were told of proofs of fragments in this link."""
         setup = self.setup
         hello = messages.Hello(
             wire_version=limits.WIRE_VERSION,
@@ -219,6 +223,7 @@ class LearnerMachine:
             head=self.context.state.head,
             proof=self._proof(),
             invite=setup.invite,
+            told_index=told_index,
         )
         self.effects.send(peer, hello)
 
@@ -263,8 +268,8 @@ class LearnerMachine:
 
     def _dispatch(self, peer: bytes, message: messages.Message) -> None:
         match message:
-            case messages.IndexPart(entries) if self.link is Link.GREETING:
-                self._collect(entries)
+            case messages.IndexPart() if self.link is Link.GREETING:
+                self._collect(peer, message)
             case messages.Welcome():
                 self._welcome(peer, message)
             case messages.Refused():
@@ -341,10 +346,15 @@ class LearnerMachine:
         self.snapshot_participant.tell()
         self._end_if_over()
 
-    def _collect(self, entries: tuple[messages.CertifiedRecord, ...]) -> None:
-        self._origins.extend(entries)
+    def _collect(self, peer: bytes, part: messages.IndexPart) -> None:
+        """Keep some proofs, and ask for the rest where they were more than go at once."""
+        if not part.entries:
+            raise UnexpectedMessage("a part of an index with nothing in it")
+        self._origins.extend(part.entries)
         if len(self._origins) > limits.INDEX_ENTRIES_MAX:
             raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
+        if part.is_more:
+            self._say_hello(peer, told_index=part.entries[-1].certificate.index)
 
     def _refused(self, peer: bytes, refused: messages.Refused) -> None:
         words = f"the syncer refused: {refused.text}"

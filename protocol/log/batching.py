@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -11,7 +12,18 @@ from protocol.errors import LimitExceeded
 from protocol.log.accounts import Account
 from protocol.log.leases import UNKNOWN
 from protocol.log.state import SwarmSummary
-from protocol.messages import CertifiedRecord
+from protocol.messages import (
+    AccountsPart,
+    CertifiedRecord,
+    IndexPart,
+    StateHeld,
+    StateOffer,
+)
+
+
+def told_bytes(entry: CertifiedRecord) -> int:
+    """About what an entry takes in a message."""
+    return len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
 
 
 def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
@@ -19,7 +31,7 @@ def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecor
     piece: list[CertifiedRecord] = []
     size = 0
     for entry in entries:
-        cost = len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
+        cost = told_bytes(entry)
         is_full = size + cost > limits.ENTRIES_BYTES_MAX
         if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
             yield tuple(piece)
@@ -30,19 +42,55 @@ def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecor
         yield tuple(piece)
 
 
-def accounts_in_messages(accounts: Mapping[bytes, Account]) -> Iterator[dict[bytes, Account]]:
-    """The accounts, those of the lowest keys first, in pieces that fit a frame each."""
-    piece: dict[bytes, Account] = {}
-    size = 0
-    for key in sorted(accounts):
-        cost = len(key) + 2 + len(wire.encode(accounts[key]))
-        if piece and size + cost > limits.ENTRIES_BYTES_MAX:
-            yield piece
-            piece, size = {}, 0
-        piece[key] = accounts[key]
-        size += cost
-    if piece:
-        yield piece
+@dataclass(slots=True)
+class Telling:
+    """A state on its way to one host: messages that fit a frame each, to be taken one by one.
+
+    A run of months has a hundred thousand contributors, far more than may wait for a peer.
+    """
+
+    pieces: list[tuple[CertifiedRecord, ...]]
+    """Proofs of the fragments that are still to be told, the first ones last."""
+    accounts: Mapping[bytes, Account]
+    keys: list[bytes]
+    """Of accounts that are still to be told, the first one last."""
+    end: StateOffer | StateHeld | None
+    """What comes behind all of these; None once it was told."""
+
+    def take(self, most: int) -> list[IndexPart | AccountsPart | StateOffer | StateHeld]:
+        """The next messages, so many at most."""
+        taken: list[IndexPart | AccountsPart | StateOffer | StateHeld] = []
+        while self.end is not None and len(taken) < most:
+            if self.pieces:
+                taken.append(IndexPart(self.pieces.pop()))
+            elif self.keys:
+                taken.append(AccountsPart(self._some_accounts()))
+            else:
+                taken.append(self.end)
+                self.end = None
+        return taken
+
+    def _some_accounts(self) -> dict[bytes, Account]:
+        piece: dict[bytes, Account] = {}
+        size = 0
+        while self.keys:
+            account = self.accounts[self.keys[-1]]
+            size += len(self.keys[-1]) + 2 + len(wire.encode(account))
+            if piece and size > limits.ENTRIES_BYTES_MAX:
+                break
+            piece[self.keys.pop()] = account
+        return piece
+
+
+def telling(
+    origins: list[CertifiedRecord],
+    accounts: Mapping[bytes, Account],
+    end: StateOffer | StateHeld,
+) -> Telling:
+    """A state to be told: proofs of its fragments, then its accounts, which nobody may change
+    meanwhile, then this message."""
+    pieces = list(in_messages(origins))
+    return Telling(pieces[::-1], accounts, sorted(accounts, reverse=True), end)
 
 
 def apart(summary: SwarmSummary) -> tuple[Mapping[bytes, Account], bytes]:

@@ -233,8 +233,9 @@ async def ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescu
         async with asyncio.timeout(ANSWERS_S):
             stream = await transport.open_control(key)
             try:
-                stream.send(wire.encode(AskState(project.id)))
-                origins, accounts, held = await _answer(stream)
+                question = wire.encode(AskState(project.id))
+                stream.send(question)
+                origins, accounts, held = await _answer(stream, question)
                 return verified(project, key, origins, held, accounts)
             finally:
                 stream.close()
@@ -244,8 +245,9 @@ async def ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescu
 
 
 async def _answer(
-    stream: ControlStream,
+    stream: ControlStream, again: bytes
 ) -> tuple[list[CertifiedRecord], dict[bytes, Account], StateHeld]:
+    """again: the question, which asks for one piece more wherever one came."""
     origins: list[CertifiedRecord] = []
     accounts: dict[bytes, Account] = {}
     while True:
@@ -254,6 +256,8 @@ async def _answer(
         match wire.decode_message(frame):
             case IndexPart(entries):
                 origins.extend(entries)
+                if len(origins) > limits.INDEX_ENTRIES_MAX:
+                    raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
             case AccountsPart(some):
                 accounts |= some
                 if len(accounts) > limits.ACCOUNTS_MAX:
@@ -262,6 +266,7 @@ async def _answer(
                 return origins, accounts, held
             case other:
                 raise UnexpectedMessage(f"{type(other).__name__} instead of a state")
+        stream.send(again)
 
 
 def verified(

@@ -14,6 +14,7 @@ import msgspec
 
 from protocol import wire
 from protocol.log import records
+from protocol.log.batching import Telling, telling
 from protocol.log.state import AdoptedCharter, SwarmState
 from protocol.machine import Effect, Event, Failed, Send, Start
 from protocol.messages import Certificate, Certified, CertifiedRecord, Cursor, GiveVote, StateOffer
@@ -98,7 +99,7 @@ class CouncilMachine(WitnessMachine):
         elif is_needed:
             self.effects.start(job)
 
-    def offer_state(self, peer: bytes) -> None:
+    def state_to_tell(self, peer: bytes) -> Telling | None:
         """As a syncer does, with a summary folded from what the council knows to be certified."""
         context, disk = self.raft.context, self.host.disk
         known = len(self.host.council.checker.branches[context.epoch].records)
@@ -106,10 +107,10 @@ class CouncilMachine(WitnessMachine):
         is_at_hand = context.log.holds(index)
         entry = context.log.entry(index).certified if is_at_hand else disk.entry(index)
         if entry is None:
-            return
+            return None
         state = self.host.council.state_at(index, context.epoch)
         offer = StateOffer(context.epoch, context.term, entry, wire.encode(state.summary()))
-        self.effects.send(peer, offer)
+        return telling([], {}, offer)
 
 
 class CouncilVoter(SimWitness):

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol import machine, wire
+from protocol import limits, machine, wire
 from protocol.messages import Alive, Message
 from protocol.trace import Fact
 from simulator.virtual.network import Network, NetworkModel
@@ -33,6 +33,15 @@ class Stream:
     last_arrival_s: dict[bytes, float] = field(default_factory=dict)
     muted: set[bytes] = field(default_factory=set)
     """Senders whose direction was cut: nothing arrives any more, as after a lost segment."""
+    said: dict[bytes, tuple[float, int]] = field(default_factory=dict)
+    """By sender: when it spoke last, and how many bytes at just that time."""
+
+    def has_room(self, sender: bytes, size_bytes: int, now_s: float) -> bool:
+        """Whether so much more may wait. What is said at one time leaves after it."""
+        at_s, before = self.said.get(sender, (now_s, 0))
+        waiting = size_bytes + before * (at_s == now_s)
+        self.said[sender] = (now_s, waiting)
+        return waiting <= limits.OUTBOX_BYTES_MAX
 
 
 class Letter:
@@ -206,6 +215,10 @@ class World:
             self._letter = Letter(message)
         letter = self._letter
         self.tell("sent", sender, peer, message)
+        if not stream.has_room(sender.key, len(letter.frame), self.now_s):
+            self.after(RESET_S, lambda: self.close(stream, "the peer does not read"))
+            stream.muted.add(sender.key)
+            return
         receiver = stream.listener if stream.dialler is sender else stream.dialler
         due_s = self.wires.message_s(sender.key, peer, len(letter.frame), self.now_s)
         if due_s is None:

@@ -566,6 +566,9 @@ class Leadership:
         if refused is not None:
             self._refuse(peer, refused)
             return
+        entries = self.recent.continuation(hello)
+        if entries is None and not self._tell_origins(peer, hello.told_index):
+            return  # It says hello again once it has these.
         self._make_room(peer, network)
         former = self.members.sessions.get(peer)
         if former is not None:
@@ -582,7 +585,7 @@ class Leadership:
             self.rounds.barred.discard(peer)
         if not self._is_end_proposed and self.phase is not Phase.ENDED:
             self.invites.bind(self.setup, peer, hello.invite, at_s)
-        self._welcome(peer, hello, session)
+        self._welcome(peer, entries, session)
 
     def _refuse(self, peer: bytes, refused: messages.Refused) -> None:
         self.effects.emit(trace.SessionRefused(peer, refused.reason, refused.text))
@@ -603,15 +606,24 @@ class Leadership:
         self.effects.out.append(Disconnect(session.peer, "full"))
         self.lose(session.peer, text, self._now_s)
 
-    def _welcome(self, peer: bytes, hello: messages.Hello, session: Session) -> None:
+    def _tell_origins(self, peer: bytes, told_index: int) -> bool:
+        """Send what proves the fragments' newest states, of those after this record; whether that
+        was all of it."""
+        pieces = list(in_messages(self.recent.origins(told_index)))
+        most = limits.PIECES_AT_ONCE_MAX
+        for at, piece in enumerate(pieces[:most], 1):
+            self.effects.send(peer, messages.IndexPart(piece, is_more=most == at < len(pieces)))
+        return len(pieces) <= most
+
+    def _welcome(
+        self, peer: bytes, entries: list[messages.CertifiedRecord] | None, session: Session
+    ) -> None:
+        """entries: behind those that it has; None if it begins with an index."""
         state = self.state
-        entries = self.recent.continuation(hello)
         index = self.recent.index(peer) if entries is None else None
         formers: tuple[messages.Envelope, ...] = ()
         if entries is None:
             formers = tuple(one.charter for one in state.charters[:-1])
-            for piece in in_messages(self.recent.origins()):
-                self.effects.send(peer, messages.IndexPart(piece))
         charter = state.charter or self.setup.charter_envelope
         self.effects.send(peer, messages.Welcome(charter, state.epoch, state.term, formers, index))
         for piece in in_messages(entries or []):

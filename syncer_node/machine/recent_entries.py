@@ -6,7 +6,8 @@ from collections import deque
 
 from msgspec import structs
 
-from protocol import wire
+from protocol import limits, wire
+from protocol.log.batching import told_bytes
 from protocol.log.records import NewVersions, Record, WeightsInitialised
 from protocol.log.state import SwarmState
 from protocol.messages import CertifiedRecord, FragmentIndex, Hello
@@ -43,20 +44,23 @@ class RecentEntries:
             self._origins = {at: kept for at, kept in self._origins.items() if at in needed}
 
     def continuation(self, hello: Hello) -> list[CertifiedRecord] | None:
-        """The entries after the learner's head; None when it must start from the index."""
+        """The entries after the learner's head; None when it must start from the index, as where
+        they are more than goes at once."""
         behind = self._state.index - hello.head_index
         if hello.head_index == 0 or behind < 0 or behind > len(self._recent):
             return None
         if behind == 0:
             return [] if hello.head == self._state.head else None
         entries = list(self._recent)[-behind:]
+        if sum(map(told_bytes, entries)) > limits.PIECES_AT_ONCE_MAX * limits.ENTRIES_BYTES_MAX:
+            return None
         previous = wire.decode(entries[0].record, Record).previous
         return entries if previous == hello.head else None
 
-    def origins(self) -> list[CertifiedRecord]:
-        """The proofs of every fragment's newest state, in log order."""
+    def origins(self, after: int = 0) -> list[CertifiedRecord]:
+        """The proofs of every fragment's newest state, in log order; of those after a record."""
         indices = sorted({fragment.record_index for fragment in self._state.fragments})
-        return [self._origins[index] for index in indices]
+        return [self._origins[index] for index in indices if index > after]
 
     def index(self, joiner: bytes) -> FragmentIndex:
         """Where a joiner starts, once it has the origins. A suspended one learns that it is."""

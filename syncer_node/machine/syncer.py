@@ -17,7 +17,7 @@ from protocol import limits, messages, wire
 from protocol.errors import RemoteError
 from protocol.ids import short
 from protocol.log.accounts import Account
-from protocol.log.batching import accounts_in_messages, in_messages
+from protocol.log.batching import Telling, telling
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
 from protocol.machine import Disconnect, Effect, Event, Failed, Stop, WakeAt
@@ -334,21 +334,21 @@ class SyncerMachine(VoterBase):
         is_there = log.holds(index) and index > log.stable
         return is_there and log.entry(index).digest == digest
 
-    def offer_state(self, peer: bytes) -> None:
+    def state_to_tell(self, peer: bytes) -> Telling | None:
         newest = self.recent.newest
         if newest is None:
-            return
-        for piece in in_messages(self.recent.origins()):
-            self.effects.send(peer, messages.IndexPart(piece))
-        # Messages leave after this step, which may merge more; the summary is of before that.
-        for some in accounts_in_messages(self.state.accounts.shared()):
-            self.effects.send(peer, messages.AccountsPart(some))
+            return None
         context = self.raft.context
         summary = wire.encode(self.state.summary(with_accounts=False))
         if len(summary) > limits.ENTRIES_BYTES_MAX:
             # Of hundreds of sessions and fragments. What they can claim is bounded by time then.
             summary = wire.encode(self.state.summary(with_accounts=False, with_coverage=False))
-        self.effects.send(peer, messages.StateOffer(context.epoch, context.term, newest, summary))
+        offer = messages.StateOffer(context.epoch, context.term, newest, summary)
+        voter = context.log.charter.voter(peer)
+        is_witness = voter is not None and voter.role == "witness"
+        # It takes a while to tell, in which more is merged; a witness keeps no accounts.
+        accounts = {} if is_witness else self.state.accounts.shared()
+        return telling(self.recent.origins(), accounts, offer)
 
     def on_state_offer(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from protocol import limits, messages, wire
 from protocol.errors import UnexpectedMessage
 from protocol.log.accounts import Account
+from protocol.log.batching import Telling
 from protocol.log.records import CharterAdopted
 from protocol.log.state import SwarmSummary
 from protocol.machine import Stop, WakeAt
@@ -85,7 +86,7 @@ class WitnessMachine(VoterBase):
     def fetch_payload(self, entry: Entry) -> bool:
         return False
 
-    def offer_state(self, peer: bytes) -> None:
+    def state_to_tell(self, peer: bytes) -> Telling | None:
         raise AssertionError("a witness does not lead")
 
     def on_state_offer(

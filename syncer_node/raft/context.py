@@ -11,6 +11,7 @@ from typing import Protocol
 from protocol import limits
 from protocol.effect_queue import EffectQueue
 from protocol.log.accounts import Account
+from protocol.log.batching import Telling
 from protocol.log.records import Electorate
 from protocol.machine import Disconnect, Failed
 from protocol.messages import (
@@ -76,8 +77,8 @@ class RaftApp(Protocol):
         """
         ...
 
-    def offer_state(self, peer: bytes) -> None:
-        """Send a voter whose log is too far behind the state instead."""
+    def state_to_tell(self, peer: bytes) -> Telling | None:
+        """For a voter whose log is too far behind: the state instead; None without records."""
         ...
 
     def on_state_offer(
@@ -149,6 +150,15 @@ class PeerVoter:
     sent: int = 0
     answered: int = 0
     offered_s: float = -1e9
+    """When a state began to be told to it, or was told."""
+    telling: Telling | None = None
+    """The state that it is being told."""
+    told_beat: int = 0
+    """Last beat ahead of the newest pieces of it; an answer to a later one says that they came."""
+    origins: list[CertifiedRecord] = field(default_factory=list)
+    """Proofs of fragments that it told us, before the offer of a state that they belong to."""
+    accounts: dict[bytes, Account] = field(default_factory=dict)
+    """The same of accounts."""
     behind_s: float | None = None
     """Since when it lacks something without making progress; None when it has everything."""
 

@@ -6,7 +6,6 @@ from protocol import limits, messages
 from protocol.effect_queue import EffectQueue
 from protocol.errors import LimitExceeded, UnexpectedMessage
 from protocol.log import records
-from protocol.log.accounts import Account
 from protocol.project import Charter
 from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.context import Context, PeerVoter, RaftApp, RaftSetup
@@ -55,8 +54,6 @@ class Raft:
         self.voter_streams = VoterStreams(self.context)
         self.election = Election(self.context)
         self.replication = Replication(self.context)
-        self._origins: list[messages.CertifiedRecord] = []
-        self._accounts: dict[bytes, Account] = {}
         self._handed_s = -1e9
         self._asked_to_lead: dict[bytes, int] = {}
         self._leaving_s: float | None = None
@@ -195,18 +192,27 @@ class Raft:
                 self.election.on_hand_over(peer, message)
             case messages.CharterOffer(envelope):
                 self.voter_streams.take_charter(envelope)
-            case messages.IndexPart(entries):
-                self._origins.extend(entries)
-                if len(self._origins) > limits.INDEX_ENTRIES_MAX:
-                    raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
-            case messages.AccountsPart(accounts):
-                self._accounts |= accounts
-                if len(self._accounts) > limits.ACCOUNTS_MAX:
-                    raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
+            case messages.IndexPart() | messages.AccountsPart():
+                self._collect(peer, message)
             case _ if isinstance(message, messages.OrderMessage | messages.OrderAnswer):
                 self.context.app.on_merging(peer.key, message)
             case _:
                 self._replicate(peer, message)
+
+    def _collect(
+        self, peer: PeerVoter, message: messages.IndexPart | messages.AccountsPart
+    ) -> None:
+        """Keep a part of a state, which begins with proofs of fragments."""
+        if isinstance(message, messages.AccountsPart):
+            peer.accounts |= message.accounts
+            if len(peer.accounts) > limits.ACCOUNTS_MAX:
+                raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
+            return
+        if peer.accounts:
+            peer.origins, peer.accounts = [], {}  # Of a state that was never offered.
+        peer.origins.extend(message.entries)
+        if len(peer.origins) > limits.INDEX_ENTRIES_MAX:
+            raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
 
     def _replicate(self, peer: PeerVoter, message: messages.Message) -> None:
         match message:
@@ -224,8 +230,8 @@ class Raft:
                     self.election.on_term(message.term)
                     self.replication.on_replicated(peer, message)
             case messages.StateOffer():
-                origins, self._origins = self._origins, []
-                accounts, self._accounts = self._accounts, {}
+                origins, accounts = peer.origins, peer.accounts
+                peer.origins, peer.accounts = [], {}
                 if self._is_leader(peer, message.epoch, message.term):
                     self.context.app.on_state_offer(message, origins, accounts)
             case _:

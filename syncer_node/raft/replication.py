@@ -214,6 +214,8 @@ class Replication:
         peer.proven = UNKNOWN
         peer.head = peer.sent = peer.answered = 0
         peer.offered_s = -1e9
+        peer.telling = None
+        peer.origins, peer.accounts = [], {}
         if peer.behind_s is not None:
             peer.behind_s = self.context.now_s
         if peer.key == self.context.leader:
@@ -264,12 +266,10 @@ class Replication:
 
     def _pump(self, peer: PeerVoter, *, is_beat: bool) -> None:
         """Send a voter what it lacks: records, certificates, or the whole state."""
-        context, log = self.context, self.context.log
+        log = self.context.log
         is_unproven = UNKNOWN < peer.proven < log.floor.index
         if peer.next <= log.floor.index or is_unproven:
-            if context.now_s - peer.offered_s >= OFFER_EVERY_S:
-                peer.offered_s = context.now_s
-                context.app.offer_state(peer.key)
+            self._offer_state(peer)
             if is_beat:
                 self._send(peer, log.committed, ())
             return
@@ -282,6 +282,24 @@ class Replication:
         if is_beat:
             self._send(peer, peer.next - 1, ())
         self._prove(peer)
+
+    def _offer_state(self, peer: PeerVoter) -> None:
+        """Begin to tell a voter the whole state, if that is not so already, nor lately was."""
+        context = self.context
+        if peer.telling is None and context.now_s - peer.offered_s >= OFFER_EVERY_S:
+            peer.offered_s = context.now_s
+            peer.telling, peer.told_beat = context.app.state_to_tell(peer.key), -1
+            self._tell(peer)
+
+    def _tell(self, peer: PeerVoter) -> None:
+        """The next pieces of the state, once those before came."""
+        if peer.telling is None or peer.answered <= peer.told_beat:
+            return
+        for message in peer.telling.take(limits.PIECES_AHEAD_MAX):
+            self.context.say(peer.key, message)
+        peer.told_beat = peer.sent
+        if peer.telling.end is None:
+            peer.telling, peer.offered_s = None, self.context.now_s
 
     def _send(self, peer: PeerVoter, previous: int, records: tuple[bytes, ...]) -> None:
         context = self.context
@@ -373,9 +391,10 @@ class Replication:
                 peer.behind_s = None
             peer.next = max(peer.next, peer.match + 1)
         peer.proven = max(peer.proven, min(answer.certified, log.certified))
-        if answer.wants_state and context.now_s - peer.offered_s >= OFFER_EVERY_S:
-            peer.offered_s = context.now_s
-            context.app.offer_state(peer.key)
+        peer.told_beat = min(peer.told_beat, peer.sent)
+        if answer.wants_state:
+            self._offer_state(peer)
+        self._tell(peer)
         if context.counts(peer):
             self._count(peer, answer)
         self._certify()

@@ -172,8 +172,6 @@ class ContextFields(_State):
 class RaftFields(_State):
     """`Raft`."""
 
-    _origins: list[CertifiedRecord]
-    _accounts: dict[bytes, Account]
     _handed_s: float
     _asked_to_lead: dict[bytes, int]
     _leaving_s: float | None

@@ -180,7 +180,7 @@ def test_a_peer_that_does_not_read_costs_bounded_memory(tmp_path):
             async def flood():
                 for _ in range(1000):
                     stream.send(frame)
-                    assert stream._outbox_bytes <= streams.OUTBOX_BYTES_MAX
+                    assert stream._outbox_bytes <= limits.OUTBOX_BYTES_MAX
                     await asyncio.sleep(0)
 
             with pytest.raises(PeerUnreachable, match="does not read"):

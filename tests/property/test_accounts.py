@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from protocol import limits, wire
 from protocol.log.accounts import KINDS_MAX, OTHER, ChosenName, Refusal
-from protocol.log.batching import accounts_in_messages
+from protocol.log.batching import telling
 from protocol.log.records import AccountsNoted, SeatTaken, record_hash
 from protocol.log.state import SwarmState, SwarmSummary
-from protocol.messages import AccountsPart
+from protocol.messages import StateHeld
 from tests.support.builders import FRAGMENTS, LEARNERS, SYNCER, Log, contribution, merged, weights
 
 learners = st.sampled_from([one.key for one in LEARNERS])
@@ -112,12 +112,14 @@ def test_what_is_cut_off_was_never_counted(history, at):
 
 @given(histories, st.integers(100, 2000))
 def test_accounts_sent_in_parts_are_the_same_put_together(history, bytes_max):
-    held = written(history).state.accounts
-    together = {}
+    together, log = {}, written(history)
+    held = log.state.accounts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ENTRIES_BYTES_MAX", bytes_max)
-        for piece in accounts_in_messages(held):
-            sent = wire.decode_message(wire.encode(AccountsPart(piece)))
-            assert len(piece) == 1 or len(wire.encode(sent)) <= bytes_max + 50
+        *parts, end = telling([], held, StateHeld(log.entries[-1], b"")).take(999)
+        for part in parts:
+            sent = wire.decode_message(wire.encode(part))
+            assert len(part.accounts) == 1 or len(wire.encode(sent)) <= bytes_max + 50
             together |= sent.accounts
     assert together == held
+    assert isinstance(end, StateHeld)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
+from protocol import limits
 from protocol.log.records import SeatTaken
+from protocol.messages import AccountsPart, IndexPart, StateOffer
 from protocol.project import encode
 from protocol.signing import seal
 from protocol.trace import RecordCommitted, SessionOpened
@@ -219,6 +223,32 @@ def test_a_wiped_standby_cannot_give_a_vote_that_replaces_the_majority(swarm):
     assert swarm.merges == merges
     other.boot()
     wait_for_merges(swarm, 5, 2 * FAILOVER_S_MAX)
+    swarm.check()
+
+
+def test_a_standby_that_was_away_is_told_the_state_in_pieces(monkeypatch, swarm):
+    """The accounts of a hundred thousand contributors are more than may wait for it."""
+    monkeypatch.setattr(limits, "ENTRIES_BYTES_MAX", 700)
+    monkeypatch.setattr(limits, "PIECES_AHEAD_MAX", 2)
+    away, _ = standbys(swarm)
+    swarm.syncer.syncer.raft.log.entries_kept = 8
+    pieces = []
+
+    def tap(what, host, peer, message):
+        is_told = isinstance(message, IndexPart | AccountsPart | StateOffer)
+        if what == "sent" and peer == away.key and is_told:
+            pieces.append((swarm.world.now_s, message))
+
+    swarm.world.taps.append(tap)
+    away.crash()
+    swarm.world.after(60.0, away.boot)
+    wait_for_merges(swarm, 10, 80.0)
+    swarm.world.run(swarm.world.now_s + 80.0)
+    offers = [message for _, message in pieces if isinstance(message, StateOffer)]
+    assert len(offers) == 1, "it is told once, however long that takes"
+    assert len(pieces) > 2 * limits.PIECES_AHEAD_MAX
+    assert max(Counter(at_s for at_s, _ in pieces).values()) == limits.PIECES_AHEAD_MAX
+    assert swarm.syncer.syncer.state.index - away.syncer.state.index < 5
     swarm.check()
 
 

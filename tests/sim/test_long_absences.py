@@ -10,7 +10,9 @@ from msgspec import structs
 from node.machine.jobs import PauseAsked, ResumeAsked
 from node.machine.syncer_link import Link
 from node.machine.trainer_states import TrainerState
+from protocol import limits
 from protocol.machine import Note
+from protocol.messages import IndexPart
 from protocol.project import RoundSpec
 from simulator.scenarios.scenarios import FAULT_KINDS
 from simulator.scenarios.swarm import build_swarm
@@ -88,3 +90,26 @@ def test_after_long_absences_every_learner_trains_and_counts_again(seed):
         assert machine.link is Link.FOLLOWING, one.name
         assert machine.trainer_control.trainer is TrainerState.STEPPING, one.name
         assert one.key in counted, one.name
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_more_than_may_wait_for_a_peer_is_told_in_pieces(monkeypatch, is_restarted):
+    """Merges of hundreds of learners fill megabytes within minutes; here the limits are small."""
+    monkeypatch.setattr(limits, "ENTRIES_BYTES_MAX", 700)
+    monkeypatch.setattr(limits, "PIECES_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(limits, "OUTBOX_BYTES_MAX", 8 << 10)
+    swarm = build_swarm(1, steps_s=(0.3, 0.3, 0.3, 0.3))
+    leader, one = swarm.syncer, swarm.learners[-1]
+    said = []
+    swarm.world.taps.append(lambda what, host, peer, message: said.append((host, message)))
+    swarm.world.run(10.0)
+    if is_restarted:
+        one.crash()
+        swarm.world.after(40.0, one.boot)
+    else:
+        swarm.world.partition(one.key, leader.key, for_s=40.0)
+    swarm.world.run(120.0)
+    assert one.key in {part.learner for part in swarm.ledger.merges[-1].contributions}
+    parts = [message for host, message in said if host is one and isinstance(message, IndexPart)]
+    assert any(part.is_more for part in parts)
+    swarm.check()

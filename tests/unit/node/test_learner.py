@@ -49,6 +49,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    IndexPart,
     LeaseRequest,
     Pull,
     Push,
@@ -152,6 +153,12 @@ def test_a_welcome_out_of_turn_ends_the_link(bench):
 def test_anything_but_an_answer_to_hello_ends_the_link(message):
     bench = LearnerBench().greet()
     assert_dropped(bench, bench.say(SYNCER.key, message), "unexpected-message")
+
+
+def test_a_part_of_an_index_with_nothing_in_it_ends_the_link():
+    bench = LearnerBench().greet()
+    effects = bench.say(SYNCER.key, IndexPart((), is_more=True))
+    assert_dropped(bench, effects, "unexpected-message")
 
 
 def test_a_welcome_without_an_index_ends_the_link_of_a_learner_that_has_no_log():

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from node.machine.jobs import Advance, Advanced, FetchState, StateFetched
-from protocol import wire
+from protocol import limits, wire
 from protocol.log.accounts import Account
 from protocol.log.records import SeatTaken
 from protocol.log.state import SwarmSummary
@@ -139,13 +139,18 @@ def test_accounts_that_are_too_many_for_one_piece_go_ahead_of_the_rest():
     bench.feed(PeerUp(STRANGER.key))
     bench.commit(log.add(merged(contributions=(contribution(),))))
     accounts = bench.machine.context.state.accounts
-    for number in range(9000):
+    for number in range(25_000):
         key = number.to_bytes(32, "big")
         accounts.put(key, Account(merges=1, tokens=1, name=f"volunteer {number}"))
     bench.now_s += 10.0
     bench.say(STRANGER.key, AskState(project().project))
+    assert len(bench.all(STRANGER.key, AccountsPart)) < limits.PIECES_AHEAD_MAX
+    assert bench.last(STRANGER.key, StateHeld) is None
+    while bench.last(STRANGER.key, StateHeld) is None:
+        said = len(bench.sent[STRANGER.key])
+        bench.say(STRANGER.key, AskState(project().project))
+        assert len(bench.sent[STRANGER.key]) == said + 1, "a piece for each question"
     parts = bench.all(STRANGER.key, AccountsPart)
-    assert len(parts) > 1
     held = bench.last(STRANGER.key, StateHeld)
     said = wire.decode(held.summary, SwarmSummary)
     assert said.accounts == {}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from host.files.signed_project import OpenedProject
-from protocol import wire
+from protocol import limits, wire
 from protocol.errors import UnexpectedMessage, UserError
 from protocol.log.accounts import Account
 from protocol.log.heldout import CurvePoint
@@ -27,7 +27,7 @@ from protocol.log.records import (
 )
 from protocol.log.state import SwarmState
 from protocol.machine import PeerUp
-from protocol.messages import AccountsPart, AskState, IndexPart, StateHeld
+from protocol.messages import AccountsPart, AskState
 from protocol.project import encode
 from protocol.standing import NOBODY, Standing
 from shoal.project import recover_from_learners
@@ -88,16 +88,22 @@ def rescued(log, donor=ADA, **changes):
 
 
 class Answering:
-    """A transport with one learner, which says all of this when it is asked."""
+    """A transport with one learner, which answers as its machine does; first it says these."""
 
-    def __init__(self, frames):
-        self.frames = list(frames)
+    def __init__(self, bench, *frames):
+        self.bench, self.frames = bench, list(frames)
+        self.waiting_max = 0
 
     async def open_control(self, key):
         return self
 
     def send(self, frame):
-        assert isinstance(wire.decode_message(frame), AskState)
+        question = wire.decode_message(frame)
+        assert isinstance(question, AskState)
+        before = len(self.bench.sent.get(STRANGER.key, ()))
+        self.bench.say(STRANGER.key, question)
+        self.frames += map(wire.encode, self.bench.sent.get(STRANGER.key, [])[before:])
+        self.waiting_max = max(self.waiting_max, len(self.frames))
 
     async def recv(self):
         return self.frames.pop(0)
@@ -106,8 +112,9 @@ class Answering:
         pass
 
 
-def test_accounts_of_more_contributors_than_a_message_holds_are_recovered(monkeypatch):
+def test_accounts_of_more_contributors_than_may_wait_for_a_peer_are_recovered(monkeypatch):
     monkeypatch.setattr(recover_from_learners, "verify_ed25519", sim_verify)
+    monkeypatch.setattr(limits, "ENTRIES_BYTES_MAX", 20_000)
     tiny = project()
     envelope = charter_envelope(tiny, tiny.charter)
     opened = OpenedProject(tiny.genesis, encode(tiny.genesis), tiny.charter, envelope)
@@ -125,15 +132,16 @@ def test_accounts_of_more_contributors_than_a_message_holds_are_recovered(monkey
         body = merged(version=step, global_step=step, round=step, state=digests, contributions=some)
         bench.commit(log.add(body))
     bench.now_s += 10.0
-    bench.say(STRANGER.key, AskState(tiny.project))
-    kinds = (IndexPart, AccountsPart, StateHeld)
-    frames = [wire.encode(one) for one in bench.sent[STRANGER.key] if isinstance(one, kinds)]
-    found = asyncio.run(recover_from_learners.ask(Answering(frames), opened, ADA))
+    learner = Answering(bench)
+    found = asyncio.run(recover_from_learners.ask(learner, opened, ADA))
+    assert len(bench.all(STRANGER.key, AccountsPart)) > 3 * limits.PIECES_AHEAD_MAX
+    assert learner.waiting_max <= limits.PIECES_AHEAD_MAX
     assert found is not None
     assert found.summary.accounts == dict(log.state.accounts)
     assert len(found.summary.accounts) == CROWD
-    frames.insert(0, wire.encode(AskState(tiny.project)))
-    assert asyncio.run(recover_from_learners.ask(Answering(frames), opened, ADA)) is None
+    bench.now_s += 100.0
+    senseless = Answering(bench, wire.encode(AskState(tiny.project)))
+    assert asyncio.run(recover_from_learners.ask(senseless, opened, ADA)) is None
 
 
 def test_what_an_honest_learner_says_is_within_bounds():

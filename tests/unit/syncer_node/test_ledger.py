@@ -25,8 +25,8 @@ from protocol.log.accounts import (
 from protocol.log.leases import UNKNOWN
 from protocol.log.records import AccountsNoted, BlocksLeased, Record, RunEnding, SeatTaken, Span
 from protocol.log.state import SwarmSummary
-from protocol.machine import Send, Start
-from protocol.messages import AccountsPart, Decline, StateOffer
+from protocol.machine import Start
+from protocol.messages import AccountsPart, Decline, IndexPart, StateOffer
 from protocol.peers.membership import Membership
 from shoal.common.exit_codes import ExitCode
 from shoal.machine import ledger_command
@@ -254,15 +254,19 @@ def test_a_leader_writes_what_it_refused_into_the_log_and_again_before_the_end()
     assert state.accounts[ONE.key].refusals == 2
 
 
+def told(leader):
+    """All that a standby is told of the state."""
+    return leader.machine.state_to_tell(TWO.key).take(99)
+
+
 def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     log = founded(*BODIES[1:])
     leader = SyncerBench(recovered=log.recovered())
     leader.machine.recent.add(log.records[-1], log.entries[-1])
-    leader.machine.offer_state(TWO.key)
-    sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
-    (part,) = [one for one in sent if isinstance(one, AccountsPart)]
-    (offer,) = [one for one in sent if isinstance(one, StateOffer)]
-    assert sent.index(part) < sent.index(offer)
+    *origins, part, offer = told(leader)
+    assert {type(one) for one in origins} == {IndexPart}
+    assert isinstance(part, AccountsPart)
+    assert isinstance(offer, StateOffer)
     assert wire.decode(offer.summary, SwarmSummary).accounts == {}
     standby = SyncerBench()
     standby.machine.on_state_offer(offer, [], part.accounts)
@@ -271,16 +275,15 @@ def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     assert start.job.summary == log.state.summary()
 
 
-def test_what_is_merged_in_the_same_step_is_not_in_the_accounts_that_were_handed_on():
+def test_what_is_merged_afterwards_is_not_in_the_accounts_that_are_handed_on():
     log = founded(*BODIES[1:])
     leader = SyncerBench(recovered=log.recovered())
     leader.machine.recent.add(log.records[-1], log.entries[-1])
     state = leader.machine.state
     counts = {key: one.counts for key, one in state.accounts.items()}
-    leader.machine.offer_state(TWO.key)
+    telling = leader.machine.state_to_tell(TWO.key)
     state.accounts.merged(ONE.key, 64, is_clipped=False, at_s=1.0)
-    sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
-    (part,) = [one for one in sent if isinstance(one, AccountsPart)]
+    (part,) = [one for one in telling.take(9) if isinstance(one, AccountsPart)]
     assert {key: one.counts for key, one in part.accounts.items()} == counts
 
 
@@ -290,9 +293,7 @@ def test_a_state_that_would_not_fit_is_handed_on_without_what_sessions_can_claim
     leader.machine.recent.add(log.records[-1], log.entries[-1])
     for most, granted in ((limits.ENTRIES_BYTES_MAX, 32), (100, UNKNOWN)):
         monkeypatch.setattr(limits, "ENTRIES_BYTES_MAX", most)
-        leader.machine.offer_state(TWO.key)
-        sent = [one.message for one in leader.machine.effects.drain() if isinstance(one, Send)]
-        (offer,) = [one for one in sent if isinstance(one, StateOffer)]
+        offer = told(leader)[-1]
         (entry,) = wire.decode(offer.summary, SwarmSummary).held
         assert entry.granted == granted
 
