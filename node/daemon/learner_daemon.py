@@ -414,6 +414,8 @@ class LearnerDaemon:
         match action:
             case jobs.FollowLeader(leader):
                 self.leader_fetcher.follow(leader)
+            case jobs.NoteReached(host):
+                self.fetcher.planner.reached(host)
             case jobs.Freeze(index, fragment):
                 self.bank.freeze(index, fragment)
             case jobs.Thaw(index):

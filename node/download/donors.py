@@ -121,6 +121,7 @@ class Donor:
     nothing new."""
     _rest_until_s: float = 0.0
     _shunned_until_s: float = 0.0
+    _blamed_until_s: float = 0.0
     _failures: int = 0
     _busies: int = 0
 
@@ -132,7 +133,7 @@ class Donor:
 
     def is_shunned(self, now_s: float) -> bool:
         """Whether it failed us lately, so that nothing is expected of it."""
-        return now_s < self._shunned_until_s
+        return now_s < max(self._shunned_until_s, self._blamed_until_s)
 
     def is_unknown(self, fragment: int, now_s: float) -> bool:
         """Whether it should be asked if it holds the wanted version of this fragment."""
@@ -257,9 +258,13 @@ class Donor:
             self._shunned_until_s = now_s + SHUN.pause_s(self._failures)
             self._failures += 1
 
+    def back(self) -> None:
+        """It can be reached again."""
+        self._shunned_until_s, self._failures = 0.0, 0
+
     def blame(self, now_s: float) -> None:
         """It sent wrong bytes."""
-        self._shunned_until_s = now_s + BLAME_S
+        self._blamed_until_s = now_s + BLAME_S
 
     def forget(self, fragment: int) -> None:
         """Another version of this fragment is wanted, or none."""

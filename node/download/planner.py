@@ -229,6 +229,11 @@ class Planner:
             if not donor.is_listed and not donor.asks:
                 del self._donors[donor.key]
 
+    def reached(self, host: bytes) -> None:
+        """Something else was heard of this host: it is not away any more, if it was."""
+        if host in self._donors:
+            self._donors[host].back()
+
     # What to do.
 
     def asks(self, now_s: float) -> list[Ask]:

@@ -210,9 +210,11 @@ class FragmentSync:
                     local.must_assign = True
                 self._resolve(local, settled.sequence, settled.outcome, settled.reason)
 
-    def resend(self) -> None:
-        """Say again what was handed in: its fate may have been told while nobody listened."""
+    def on_link(self) -> None:
+        """Say again what was handed in: its fate may have been told while nobody listened. What the
+        leader could not give while it was away it may give now."""
         for local in self.local_fragments:
+            local.failures, local.retry_s = 0, 0.0
             local.accounts.give_up()  # Nobody says again what a trainer that is gone handed in.
             if local.push is not None:
                 local.push.is_handed_in = False

@@ -326,6 +326,13 @@ class FollowLeader:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteReached:
+    """This host can be reached: whatever was not, because it was away, may be asked of it again."""
+
+    host: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class UseCharter:
     """This charter is in force: pushes are made under it."""
 

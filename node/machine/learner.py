@@ -341,8 +341,9 @@ class LearnerMachine:
         self.younger = ""
         self._failures = 0
         self._fire("welcome")
+        self.effects.do(jobs.NoteReached(peer))
         self.trainer_control.on_link()
-        self.fragment_sync.resend()
+        self.fragment_sync.on_link()
         self.snapshot_participant.tell()
         self._end_if_over()
 

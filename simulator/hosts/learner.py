@@ -208,8 +208,8 @@ class SimLearner(Host):
                 self.bank.freeze(index, fragment)
             case jobs.Thaw(index):
                 self.bank.thaw(index)
-            case jobs.UseCharter(charter):
-                self._use(charter)
+            case jobs.UseCharter() | jobs.NoteReached():
+                self._note(action)
             case jobs.Settle(fragment, sequence, outcome):
                 self._settle(fragment, sequence, is_merged=outcome == "merged")
             case jobs.Feed() | jobs.DropFed():
@@ -255,9 +255,13 @@ class SimLearner(Host):
         self.trainer.is_held = False
         return jobs.TrainerReady("virtual", 1)
 
-    def _use(self, charter: Charter) -> None:
-        self.bank.charter = charter
-        self.recorder.under(charter)
+    def _note(self, action: jobs.UseCharter | jobs.NoteReached) -> None:
+        match action:
+            case jobs.UseCharter(charter):
+                self.bank.charter = charter
+                self.recorder.under(charter)
+            case jobs.NoteReached(host):
+                self.fetcher.planner.reached(host)
 
     def _settle(self, fragment: int, sequence: int, *, is_merged: bool) -> None:
         self.bank.settle(fragment, sequence, is_merged=is_merged)

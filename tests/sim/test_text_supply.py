@@ -90,7 +90,8 @@ def starved_now(swarm):
     return [one.learner.trainer_control.trainer is TrainerState.STARVED for one in swarm.learners]
 
 
-@pytest.mark.parametrize("seed", first(1, range(3)))
+# With 120 the syncer's last merge before it dies reaches nobody.
+@pytest.mark.parametrize("seed", first(2, (0, 120, 1, 2)))
 def test_learners_that_ran_out_of_text_while_the_syncer_was_away_hand_in_and_go_on(seed):
     swarm = build_swarm(seed, **FAST)
     swarm.world.run(60.0)

@@ -7,6 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
+from node.machine.fragment_sync import ADVANCE_TRIES
 from node.machine.jobs import (
     Advance,
     Advanced,
@@ -18,6 +19,7 @@ from node.machine.jobs import (
     FetchState,
     FindSeat,
     LookAtSwarm,
+    NoteReached,
     ShowReport,
     StartTrainer,
     StateFetched,
@@ -443,6 +445,22 @@ def test_nothing_is_delivered_between_a_capture_and_its_push(bench, log):
 def pushes_of(bench):
     sent = bench.all(SYNCER.key, Push)
     return [wire.decode(one.header.payload, PushHeader).sequence for one in sent]
+
+
+def test_a_payload_that_a_syncer_could_not_give_is_asked_of_it_again_once_it_is_back(bench, log):
+    finish(bench, FetchState, lambda job: StateFetched(()))
+    bench.commit(log.add(merged()))
+    for _ in range(ADVANCE_TRIES):
+        bench.done(Advance, Failed("unreachable"))
+        bench.wait(3.0)
+    bench.feed(PeerDown(SYNCER.key, "cable"))
+    bench.wait(2.0)
+    bench.done(FetchState, Failed("nobody has it"))
+    bench.feed(PeerUp(SYNCER.key))
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    assert NoteReached(SYNCER.key) in actions(effects, NoteReached)
+    assert [job.merged.version for job in bench.jobs(Advance)] == [1]
+    assert not bench.jobs(FetchState)
 
 
 @pytest.mark.parametrize(

@@ -537,6 +537,26 @@ def test_a_donor_that_stays_away_says_nothing_of_a_piece():
     assert sum(part.failures for part in assembly.parts.values()) == 1
 
 
+def test_a_syncer_that_was_away_is_asked_as_soon_as_it_is_heard_of_again():
+    """After minutes a donor that stays away is asked once a minute."""
+    planner = Planner(random.Random(0))
+    theta, momentum = a_state(45, chunks=1)
+    assembly = Assembly(0, 1, state_manifests(theta, momentum).digests, theta.size)
+    for now_s in range(300):
+        planner.want(assembly)
+        planner.know([], SYNCER, now_s)
+        for ask in planner.asks(now_s):
+            planner.failed(ask.number, Trouble.GONE, "is gone", now_s)
+        planner.ended(now_s)
+    planner.want(assembly)
+    assert not planner.asks(300.0)
+    planner.reached(SYNCER)
+    (ask, *_) = planner.asks(300.0)
+    planner.failed(ask.number, Trouble.WRONG, "sent something else", 300.0)
+    planner.reached(SYNCER)
+    assert not planner.asks(301.0), "what it sent wrong is not forgiven"
+
+
 def test_of_very_many_learners_some_are_asked_and_liars_make_room():
     state = a_state(44, chunks=10)
     team = donors(3 * LEARNERS_MAX, state, lies=True)
