@@ -66,10 +66,11 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The negotiation is over without a connection."""
+    """The negotiation is over without a connection. `is_away`: no stream reaches it either."""
 
     peer: NodeKey
     reason: str
+    is_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,11 @@ class ChannelPolicy:
         if isinstance(event, Agreed) and known.way is Way.DIRECT:
             known.is_dialler, known.grows_at_s = event.is_dialler, now_s
         elif known.way is Way.ASKING:
+            failures = known.failures
             _rest(known, event.reason if isinstance(event, Declined) else GONE_AT_ONCE, now_s)
+            if isinstance(event, Declined) and event.is_away:
+                # That says nothing of channels: a host that is back is not kept on streams.
+                known.failures, known.rests_until_s = failures, now_s + RESTS_S[0]
 
     def _opened(self, peer: NodeKey, now_s: float) -> list[Effect]:
         known = self._know(peer)

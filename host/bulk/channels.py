@@ -236,10 +236,12 @@ class Channels:
         wire.close()
 
     async def _negotiate(self, peer: NodeKey) -> None:
-        reason = "the negotiation failed"
+        reason, is_away = "the negotiation failed", True
         try:
             async with asyncio.timeout(ASK_S + 3 * (DIAL_S + HANDSHAKE_S)):
-                reason = await self._ask(peer)
+                wire = await self._dial_stream(peer, PROTOCOL)
+                is_away = False
+                reason = await self._ask(peer, wire)
         except TimeoutError:
             reason = "no answer in time"
         except RemoteError as error:
@@ -251,12 +253,11 @@ class Channels:
         finally:
             if reason:
                 log.debug("no direct channel to host %s: %s", short(peer), reason)
-                self._tell(channel_policy.Declined(peer, reason))
+                self._tell(channel_policy.Declined(peer, reason, is_away=is_away))
 
-    async def _ask(self, peer: NodeKey) -> str:
+    async def _ask(self, peer: NodeKey, wire: Wire) -> str:
         """Asks for a channel and opens the first connection; why there is none, or nothing."""
         assert self._tls is not None, "asked only where direct connections are wanted"
-        wire = await self._dial_stream(peer, PROTOCOL)
         try:
             await handshake.write_offer(
                 wire, Offer(OFFER, self.port_outside or self.port, self._tls.certificate)

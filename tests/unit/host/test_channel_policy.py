@@ -78,6 +78,21 @@ def test_pauses_grow_with_failures_and_end_with_a_success():
     assert choice.handle(LARGE, now_s + RESTS_S[0]) == [Negotiate(ADA)]
 
 
+def test_a_peer_that_is_away_altogether_is_asked_again_soon():
+    choice, now_s = ChannelPolicy(), 0.0
+    choice.handle(LARGE, now_s)
+    choice.handle(Declined(ADA, "filtered"), now_s)
+    for _ in range(2 * len(RESTS_S)):
+        now_s += RESTS_S[0]
+        assert choice.handle(LARGE, now_s) == [Negotiate(ADA)]
+        choice.handle(Declined(ADA, "unreachable", is_away=True), now_s)
+        assert choice.handle(LARGE, now_s + RESTS_S[0] - 0.001) == []
+    now_s += RESTS_S[0]
+    choice.handle(LARGE, now_s)
+    choice.handle(Declined(ADA, "filtered"), now_s)
+    assert choice.handle(LARGE, now_s + RESTS_S[1] - 0.001) == [], "the second in a row"
+
+
 def test_a_channel_that_opens_and_never_carries_rests_ever_longer():
     choice, now_s = ChannelPolicy(), 0.0
     for rest_s in RESTS_S:
