@@ -321,11 +321,15 @@ class StatusReporter:
         if now.state not in ("training", "adrift"):
             return now.sentence
         loss = f"loss {now.loss:.3f}" if now.loss is not None else "no loss yet"
+        where = f"following {short(leader)}" if leader else "following nobody"
+        if now.state == "adrift":
+            wanted = f"{short(leader)} or its successor" if leader else "a syncer"
+            where = f"looking for {wanted}"
         return (
             f"{now.state}: local step {now.local_step:,}, {loss}, "
             f"{now.tokens_per_s:,.0f} tokens/s, "
             f"{now.merged} of {now.pushed} pushes merged, global step {now.swarm.global_step:,} "
-            f"({now.swarm.progress:.1%}), following {short(leader) if leader else 'nobody'}"
+            f"({now.swarm.progress:.1%}), {where}"
         )
 
     def _download(self) -> DownloadStatus | None:
