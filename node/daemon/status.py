@@ -112,9 +112,11 @@ def _unfit(machine: LearnerMachine) -> str:
 
 def _at_work(machine: LearnerMachine, state: str, now_s: float) -> str:
     if state == "starved":
+        has_read = machine.context.stepped is not None
+        why = "all text leased to this host is read" if has_read else "no text is here yet"
         if machine.link is Link.FOLLOWING:
-            return "Idle: all text leased to this host is read; more is asked for."
-        return "Idle: all text leased to this host is read. It goes on once a syncer answers."
+            return f"Idle: {why}; {'more' if has_read else 'it'} is asked for."
+        return f"Idle: {why}. It goes on once a syncer answers."
     return _training(now_s - machine.heard_s, machine.context.tally.trust)
 
 

@@ -349,7 +349,8 @@ class TrainerControl:
 
     def on_starved(self) -> None:
         if self.trainer is TrainerState.STEPPING:
-            self._fire("starved", "all leased text is read")
+            has_read = self.context.stepped is not None
+            self._fire("starved", "all leased text is read" if has_read else "no text is here yet")
             self._is_news = True
 
     def on_lost(self, lost: jobs.TrainerLost) -> None:

@@ -67,7 +67,7 @@ from protocol.messages import (
     Push,
 )
 from protocol.project import Origin
-from protocol.trace import LearnerSuspended
+from protocol.trace import LearnerSuspended, TrainerChanged
 from tests.support.builders import (
     ONE,
     SYNCER,
@@ -135,6 +135,31 @@ def test_who_does_not_count_reads_why_and_what_to_do(bench):
         bench.commit(bench.log.add(merged(version=version, contributions=(part,))))
         assert said in bench.said()
     assert bench.said() == "Training."
+
+
+@pytest.mark.parametrize(
+    ("has_read", "detail", "said"),
+    [
+        (False, "no text is here yet", "Idle: no text is here yet; it is asked for."),
+        (
+            True,
+            "all leased text is read",
+            "Idle: all text leased to this host is read; more is asked for.",
+        ),
+    ],
+)
+def test_a_trainer_that_waits_says_whether_it_had_any_text(has_read, detail, said):
+    bench = LearnerBench().follow(Log(SeatTaken(SYNCER.key), weights()))
+    bench.done(StartTrainer, TrainerReady("cpu", 8))
+    while bench.jobs(FetchState):
+        bench.done(FetchState, StateFetched(((SYNCER.key, 1),)))
+    while jobs := bench.jobs(Deliver):
+        bench.done(Deliver, Delivered(jobs[0].version, 0, 0))
+    if has_read:
+        bench.feed(Note(Stepped(1, 32, 1.0, 0.3, 6.0, 7.0, Cursor(0, 0))))
+    told = facts(bench.feed(Note(Starved())), TrainerChanged)
+    assert [(one.state, one.detail) for one in told] == [("starved", detail)]
+    assert status.sentence(bench.machine, bench.now_s) == said
 
 
 @pytest.mark.parametrize("has_other_text", [False, True])
