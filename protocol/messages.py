@@ -222,12 +222,21 @@ class Watch(Struct, frozen=True, array_like=True, tag="watch"):
 # Syncer to learner.
 
 
+class AdoptedCharter(Struct, frozen=True, array_like=True):
+    """A charter, and the log index from behind which it was in force."""
+
+    index: Count
+    charter: Envelope
+
+
 class IndexPart(Struct, frozen=True, array_like=True, tag="index"):
     """Certified records that name the newest state of some fragments; sent before `Welcome`."""
 
     entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.FRAGMENTS_MAX)]
     is_more: bool = False
     """To a learner: the rest comes once it says hello again, with how far it was told."""
+    charters: Annotated[tuple[AdoptedCharter, ...], Meta(max_length=limits.FRAGMENTS_MAX + 1)] = ()
+    """In force now, and those under whose voters some of the index was certified."""
 
 
 class FragmentIndex(Struct, frozen=True, array_like=True):
@@ -236,21 +245,21 @@ class FragmentIndex(Struct, frozen=True, array_like=True):
     log_index: Count
     head: Digest
     summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
-    """Encoded `SwarmSummary`: what screens and schedules need, not what weights are checked by."""
+    """Encoded `SwarmSummary` without charters: what screens and schedules need, not what weights
+    are checked by."""
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
     """The session is admitted. `index` is absent when the learner's log can be continued.
 
-    With an index, every fragment's certified record came before in `IndexPart` messages.
+    With an index, every fragment's certified record came before in `IndexPart` messages, and the
+    charters with them.
     """
 
     charter: Envelope
     """In force where the log stands now."""
     epoch: Count
     term: Count
-    formers: Annotated[tuple[Envelope, ...], Meta(max_length=64)]
-    """Former charters, under whose voters some of the index was certified."""
     index: FragmentIndex | None
 
 
@@ -455,8 +464,8 @@ class AccountsPart(Struct, frozen=True, array_like=True, tag="accounts-part"):
 class StateOffer(Struct, frozen=True, array_like=True, tag="state-offer"):
     """The receiver's log is too far behind: start from this state instead.
 
-    Preceded by the certified origin of every fragment in `IndexPart` messages, and by everybody's
-    accounts in `AccountsPart` messages.
+    Preceded by the certified origin of every fragment and the charters in `IndexPart` messages, and
+    by everybody's accounts in `AccountsPart` messages.
     """
 
     epoch: Count
@@ -464,7 +473,7 @@ class StateOffer(Struct, frozen=True, array_like=True, tag="state-offer"):
     entry: CertifiedRecord
     """The record at which the state is taken."""
     summary: Annotated[bytes, Meta(max_length=limits.FRAME_BYTES_MAX // 2)]
-    """Encoded `SwarmSummary` without accounts; a witness needs only the entry."""
+    """Encoded `SwarmSummary` without accounts and charters."""
 
 
 class HandOver(Struct, frozen=True, array_like=True, tag="hand-over"):
@@ -641,8 +650,8 @@ class AskState(Struct, frozen=True, array_like=True, tag="ask-state"):
 class StateHeld(Struct, frozen=True, array_like=True, tag="state-held"):
     """The newest state that a learner can prove.
 
-    Preceded by the certified origin of every fragment in `IndexPart` messages, and by the accounts
-    in `AccountsPart` messages, where the summary would be too long with them.
+    Preceded by the certified origin of every fragment and the charters in `IndexPart` messages, and
+    by the accounts in `AccountsPart` messages, where the summary would be too long with them.
     """
 
     entry: CertifiedRecord

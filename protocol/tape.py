@@ -27,7 +27,7 @@ from protocol.ids import Digest, NodeKey
 from protocol.project import CodecName
 
 MAGIC: Final = b"shoal tape 1\n"
-VERSION: Final = 5
+VERSION: Final = 6
 """Goes up when frames change, and when machines decide otherwise for the same inputs."""
 
 CHECK_BYTES: Final = 4

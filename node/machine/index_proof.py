@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from protocol import wire
 from protocol.errors import BadSignature, UnexpectedMessage, WrongProject
@@ -16,7 +19,7 @@ from protocol.log.records import (
     open_record,
 )
 from protocol.log.state import SwarmState, SwarmSummary
-from protocol.messages import CertifiedRecord, Envelope, FragmentIndex
+from protocol.messages import AdoptedCharter, CertifiedRecord, Envelope, FragmentIndex
 from protocol.project import Charter
 from protocol.signing import Verify, open_envelope
 
@@ -34,6 +37,7 @@ def prove_index(
     index: FragmentIndex,
     origins: list[CertifiedRecord],
     *,
+    adopted: Sequence[AdoptedCharter],
     charters: list[Charter],
     fragments: int,
     block_sequences: int,
@@ -41,10 +45,11 @@ def prove_index(
 ) -> SwarmState:
     """The state that an index describes, each fragment of it certified by an origin.
 
-    charters: of the owner, in force now and when origins were certified. Raises BadSignature,
-    UnexpectedMessage or MalformedMessage.
+    adopted: the charters that were told with it, oldest first. charters: of the owner, in force now
+    and when origins were certified. Raises BadSignature, UnexpectedMessage or MalformedMessage.
     """
-    summary = wire.decode(index.summary, SwarmSummary)
+    said = wire.decode(index.summary, SwarmSummary)
+    summary = structs.replace(said, charters=tuple(adopted))
     restored = summary.restored
     is_fitting = len(summary.fragments) == fragments
     is_fitting = is_fitting and (restored is None or len(restored.versions) == fragments)

@@ -83,6 +83,8 @@ class LearnerMachine:
         """Epoch and term of the leader that we follow."""
         self._origins: list[messages.CertifiedRecord] = []
         """Proofs of the newest fragment states, collected before the welcome."""
+        self._charters: dict[int, messages.AdoptedCharter] = {}
+        """By revision: those that came with these."""
         self.younger = ""
         """What is wrong with the history that the leader shows, and the way out; empty if nothing
         is."""
@@ -203,7 +205,7 @@ class LearnerMachine:
         if peer != self.context.leader or self.link is not Link.CONNECTING:
             return
         self._fire("up")
-        self._origins = []
+        self._forget_told()
         self.heard_s = self.context.now_s
         self._told_index = self._head_index()
         self._say_hello(peer)
@@ -332,12 +334,9 @@ class LearnerMachine:
             self.effects.out.append(machine.Disconnect(peer, "another machine enters this epoch"))
             self._lost("the owner went back to a snapshot")
             return
-        if welcome.index is not None:
-            charters = [self._read_charter(one) for one in (welcome.charter, *welcome.formers)]
-            if not self._take_index(peer, welcome.index, charters):
-                return
-            self._log_charter = charters[0]
-        self._origins = []
+        if welcome.index is not None and not self._take_index(peer, welcome):
+            return
+        self._forget_told()
         self.younger = ""
         self._failures = 0
         self._fire("welcome")
@@ -347,15 +346,23 @@ class LearnerMachine:
         self.snapshot_participant.tell()
         self._end_if_over()
 
+    def _forget_told(self) -> None:
+        self._origins, self._charters = [], {}
+
     def _collect(self, peer: bytes, part: messages.IndexPart) -> None:
         """Keep some proofs, and ask for the rest where they were more than go at once."""
-        if not part.entries:
+        told = [one.certificate.index for one in part.entries[-1:]]
+        told += [one.index for one in part.charters[-1:]]
+        if not told:
             raise UnexpectedMessage("a part of an index with nothing in it")
         self._origins.extend(part.entries)
+        for one in part.charters:
+            # The owner's signature is what bounds them: one can be of 700 kB.
+            self._charters[self._read_charter(one.charter).revision] = one
         if len(self._origins) > limits.INDEX_ENTRIES_MAX:
             raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
         if part.is_more:
-            self._say_hello(peer, told_index=part.entries[-1].certificate.index)
+            self._say_hello(peer, told_index=max(told))
 
     def _refused(self, peer: bytes, refused: messages.Refused) -> None:
         words = f"the syncer refused: {refused.text}"
@@ -387,16 +394,18 @@ class LearnerMachine:
         self.receipts.learn(charter, envelope)
         return charter
 
-    def _take_index(
-        self, peer: bytes, index: messages.FragmentIndex, charters: list[Charter]
-    ) -> bool:
+    def _take_index(self, peer: bytes, welcome: messages.Welcome) -> bool:
         """Start from certified fragment states instead of the whole log, unless that would take us
         back: whether it did."""
+        assert welcome.index is not None, "checked by the caller"
         genesis, former = self.setup.genesis, self.context.state
+        adopted = [one for _, one in sorted(self._charters.items())]
+        now = self._read_charter(welcome.charter)
         offered = prove_index(
-            index,
+            welcome.index,
             self._origins,
-            charters=charters,
+            adopted=adopted,
+            charters=[now, *(self._read_charter(one.charter) for one in adopted)],
             fragments=genesis.fragments,
             block_sequences=genesis.data.block_sequences,
             verify=self.setup.verify,
@@ -416,12 +425,13 @@ class LearnerMachine:
         if self.fragment_sync.restart_from_index(former):
             self.trainer_control.on_went_back()
         self.trainer_control.on_index()
+        self._log_charter = now
         return True
 
     def _stay(self, peer: bytes, because: str) -> None:
         """Keep what we hold, say why, and look for another leader now and then."""
         self.younger = sentence(peer, because)
-        self._origins = []
+        self._forget_told()
         self.effects.out.append(machine.Disconnect(peer, messages.YOUNGER))
         self._lost(self.younger, YOUNGER_RETRY_S)
 

@@ -74,7 +74,7 @@ class PeerExchange:
         pause_s = PROVE_AT_LENGTH_EVERY_S if accounts else PROVE_EVERY_S
         self._prove_again_s = context.now_s + pause_s
         held = messages.StateHeld(told.head, summary)
-        self._proving = (peer, telling(told.origins, accounts, held))
+        self._proving = (peer, telling(told.origins, told.summary.charters, accounts, held))
         self._tell(limits.PIECES_AHEAD_MAX)
 
     def _tell(self, most: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -14,6 +14,7 @@ from protocol.log.leases import UNKNOWN
 from protocol.log.state import SwarmSummary
 from protocol.messages import (
     AccountsPart,
+    AdoptedCharter,
     CertifiedRecord,
     IndexPart,
     StateHeld,
@@ -42,6 +43,41 @@ def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecor
         yield tuple(piece)
 
 
+def index_parts(
+    origins: Sequence[CertifiedRecord], charters: Sequence[AdoptedCharter]
+) -> Iterator[IndexPart]:
+    """Proofs and charters by their log indices, in pieces that fit a frame each.
+
+    An owner may have banned ten thousand keys, so a charter may be a piece of its own.
+    """
+    by_index: dict[int, CertifiedRecord | AdoptedCharter] = {
+        **{one.index: one for one in charters},
+        **{one.certificate.index: one for one in origins},
+    }
+    piece: list[CertifiedRecord | AdoptedCharter] = []
+    size = 0
+    for _, one in sorted(by_index.items()):
+        cost = _charter_bytes(one) if isinstance(one, AdoptedCharter) else told_bytes(one)
+        is_full = size + cost > limits.ENTRIES_BYTES_MAX
+        if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
+            yield _index_part(piece)
+            piece, size = [], 0
+        piece.append(one)
+        size += cost
+    if piece:
+        yield _index_part(piece)
+
+
+def _charter_bytes(one: AdoptedCharter) -> int:
+    return len(one.charter.payload) + 512
+
+
+def _index_part(piece: Sequence[CertifiedRecord | AdoptedCharter]) -> IndexPart:
+    entries = tuple(one for one in piece if isinstance(one, CertifiedRecord))
+    charters = tuple(one for one in piece if isinstance(one, AdoptedCharter))
+    return IndexPart(entries, charters=charters)
+
+
 @dataclass(slots=True)
 class Telling:
     """A state on its way to one host: messages that fit a frame each, to be taken one by one.
@@ -49,8 +85,8 @@ class Telling:
     A run of months has a hundred thousand contributors, far more than may wait for a peer.
     """
 
-    pieces: list[tuple[CertifiedRecord, ...]]
-    """Proofs of the fragments that are still to be told, the first ones last."""
+    pieces: list[IndexPart]
+    """Proofs of the fragments, and charters, that are still to be told, the first ones last."""
     accounts: Mapping[bytes, Account]
     keys: list[bytes]
     """Of accounts that are still to be told, the first one last."""
@@ -62,7 +98,7 @@ class Telling:
         taken: list[IndexPart | AccountsPart | StateOffer | StateHeld] = []
         while self.end is not None and len(taken) < most:
             if self.pieces:
-                taken.append(IndexPart(self.pieces.pop()))
+                taken.append(self.pieces.pop())
             elif self.keys:
                 taken.append(AccountsPart(self._some_accounts()))
             else:
@@ -83,23 +119,25 @@ class Telling:
 
 
 def telling(
-    origins: list[CertifiedRecord],
+    origins: Sequence[CertifiedRecord],
+    charters: Sequence[AdoptedCharter],
     accounts: Mapping[bytes, Account],
     end: StateOffer | StateHeld,
 ) -> Telling:
-    """A state to be told: proofs of its fragments, then its accounts, which nobody may change
-    meanwhile, then this message."""
-    pieces = list(in_messages(origins))
+    """A state to be told: its charters and the proofs of its fragments, then its accounts, which
+    nobody may change meanwhile, then this message."""
+    pieces = list(index_parts(origins, charters))
     return Telling(pieces[::-1], accounts, sorted(accounts, reverse=True), end)
 
 
 def apart(summary: SwarmSummary) -> tuple[Mapping[bytes, Account], bytes]:
     """A summary as it is told: the accounts that have to go ahead of it in messages of their own,
-    and the rest in one piece. Where all of it is a piece there are none.
+    and the rest in one piece, without charters. Where all of it is a piece there are no accounts.
 
     The rest is without what sessions can claim where it would be too long, as thousands of them
     may have: that is bounded by time then. LimitExceeded if it is too long even so.
     """
+    summary = structs.replace(summary, charters=())
     if (whole := _piece(summary)) is not None:
         return {}, whole
     rest = structs.replace(summary, accounts={})

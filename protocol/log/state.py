@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
@@ -16,7 +17,7 @@ from protocol.log.heldout import CurvePoint, best_of, needs_second
 from protocol.log.leases import LeaseBook, LeaseEntry
 from protocol.log.restoring import Restored, States, candidates, outlook_words, refusal
 from protocol.merge_rules import NORMS_KNOWN_MAX
-from protocol.messages import Envelope
+from protocol.messages import AdoptedCharter, Envelope
 from protocol.probes import heard
 from protocol.project import Charter, GuardRule
 
@@ -70,13 +71,6 @@ class KnownInvite(Struct, frozen=True, array_like=True):
 
     invite: bytes
     learners: tuple[bytes, ...]
-
-
-class AdoptedCharter(Struct, frozen=True, array_like=True):
-    """A charter, and the log index from behind which it was in force."""
-
-    index: int
-    charter: Envelope
 
 
 class SwarmSummary(Struct, frozen=True, array_like=True):
@@ -446,6 +440,7 @@ class SwarmState:
                 self._reinstate(charter, self.charter_revision)
                 self.owner_paused_at_s = None if self.is_ending else charter.paused_at_s
                 self.charters.append(AdoptedCharter(index, envelope))
+                self._forget_charters()
                 self._lift(envelope, index)
             case records.InviteUsed(invite, learner):
                 if len(self.invited) < limits.INVITED_MAX:
@@ -494,9 +489,15 @@ class SwarmState:
 
     def _forget_charters(self) -> None:
         """Those under which no fragment's newest record was made, but for the one in force."""
-        oldest = min(fragment.record_index for fragment in self.fragments)
-        while len(self.charters) > 1 and self.charters[1].index < oldest:
-            self.charters.pop(0)
+        if len(self.charters) < 2:
+            return
+        made = sorted({fragment.record_index for fragment in self.fragments})
+        until = [one.index for one in self.charters[1:]]
+        self.charters = [
+            one
+            for one, end in zip(self.charters, [*until, None], strict=True)
+            if end is None or bisect_right(made, end) > bisect_right(made, one.index)
+        ]
 
     def _revise(
         self,
@@ -542,9 +543,11 @@ class SwarmState:
         with_norms: bool = True,
         with_invites: bool = True,
         with_coverage: bool = True,
+        with_charters: bool = True,
     ) -> SwarmSummary:
-        """This state as one value; without accounts it stays small however many contribute.
-        Learners need no norms, no invites, and not what others can claim."""
+        """This state as one value; without accounts it stays small however many contribute, and
+        without charters however many are banned. Learners need no norms, no invites, and not what
+        others can claim."""
         return SwarmSummary(
             index=self.index,
             head=self.head,
@@ -555,7 +558,7 @@ class SwarmState:
             candidates=dict(self.candidates),
             restored=self.restored,
             leader=self.leader,
-            charters=tuple(self.charters),
+            charters=tuple(self.charters) if with_charters else (),
             admissions=tuple(self.admissions.values()),
             fragments=tuple(self.fragments),
             global_step=self.global_step,

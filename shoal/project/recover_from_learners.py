@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -44,8 +45,10 @@ from protocol.log.records import (
 from protocol.log.state import SwarmSummary
 from protocol.messages import (
     AccountsPart,
+    AdoptedCharter,
     AskState,
     CertifiedRecord,
+    Envelope,
     FragmentIndex,
     IndexPart,
     StateHeld,
@@ -235,8 +238,8 @@ async def ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescu
             try:
                 question = wire.encode(AskState(project.id))
                 stream.send(question)
-                origins, accounts, held = await _answer(stream, question)
-                return verified(project, key, origins, held, accounts)
+                told = await _answer(stream, question, _reader(project))
+                return verified(project, key, told)
             finally:
                 stream.close()
     except (TransientError, RemoteError, TimeoutError) as error:
@@ -244,18 +247,39 @@ async def ask(transport: Transport, project: OpenedProject, key: bytes) -> Rescu
         return None
 
 
-async def _answer(
-    stream: ControlStream, again: bytes
-) -> tuple[list[CertifiedRecord], dict[bytes, Account], StateHeld]:
+def _reader(project: OpenedProject) -> Callable[[Envelope], Charter]:
+    """What opens a charter of the owner's. It raises BadSignature or WrongProject."""
+    return partial(
+        read_charter, project=project.id, owner=project.genesis.owner, verify=verify_ed25519
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a learner said of a state."""
+
+    held: StateHeld
+    origins: Sequence[CertifiedRecord]
+    charters: Sequence[AdoptedCharter]
+    """Oldest first."""
+    accounts: Mapping[bytes, Account] = field(default_factory=dict)
+    """Those that came ahead of it."""
+
+
+async def _answer(stream: ControlStream, again: bytes, read: Callable[[Envelope], Charter]) -> Told:
     """again: the question, which asks for one piece more wherever one came."""
     origins: list[CertifiedRecord] = []
+    charters: dict[int, AdoptedCharter] = {}
     accounts: dict[bytes, Account] = {}
     while True:
         async with asyncio.timeout(ANSWER_S):
             frame = await stream.recv()
         match wire.decode_message(frame):
-            case IndexPart(entries):
+            case IndexPart(entries, charters=some_charters):
                 origins.extend(entries)
+                for one in some_charters:
+                    # The owner's signature is what bounds them: one can be of 700 kB.
+                    charters[read(one.charter).revision] = one
                 if len(origins) > limits.INDEX_ENTRIES_MAX:
                     raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
             case AccountsPart(some):
@@ -263,7 +287,7 @@ async def _answer(
                 if len(accounts) > limits.ACCOUNTS_MAX:
                     raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
             case StateHeld() as held:
-                return origins, accounts, held
+                return Told(held, origins, [one for _, one in sorted(charters.items())], accounts)
             case other:
                 raise UnexpectedMessage(f"{type(other).__name__} instead of a state")
         stream.send(again)
@@ -272,27 +296,19 @@ async def _answer(
 def verified(
     project: OpenedProject,
     donor: bytes,
-    origins: list[CertifiedRecord],
-    held: StateHeld,
-    accounts: Mapping[bytes, Account],
+    told: Told,
 ) -> Rescued:
     """The state, once head and origins are proven under charters of the owner's, and what is said
     beside does not contradict them.
 
-    accounts: those that came ahead of it. Raises RemoteError otherwise.
+    Raises RemoteError otherwise.
     """
+    held, origins = told.held, list(told.origins)
     said = wire.decode(held.summary, SwarmSummary)
-    summary = structs.replace(said, accounts={**said.accounts, **accounts})
-    charters: list[Charter] = [project.charter]
-    for one in summary.charters:
-        charters.append(
-            read_charter(
-                one.charter,
-                project=project.id,
-                owner=project.genesis.owner,
-                verify=verify_ed25519,
-            )
-        )
+    accounts = {**said.accounts, **told.accounts}
+    summary = structs.replace(said, accounts=accounts, charters=tuple(told.charters))
+    read = _reader(project)
+    charters = [project.charter, *(read(one.charter) for one in told.charters)]
     record = open_record(held.entry, project.id, charters[-1], verify_ed25519)
     head = record_hash(held.entry.record)
     if (record.index, head) != (summary.index, summary.head):
@@ -301,6 +317,7 @@ def verified(
     prove_index(
         index,
         origins,
+        adopted=told.charters,
         charters=charters,
         fragments=project.genesis.fragments,
         block_sequences=project.genesis.data.block_sequences,

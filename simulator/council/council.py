@@ -14,10 +14,18 @@ import msgspec
 
 from protocol import wire
 from protocol.log import records
-from protocol.log.batching import Telling, telling
-from protocol.log.state import AdoptedCharter, SwarmState
+from protocol.log.batching import Telling, apart, telling
+from protocol.log.state import SwarmState
 from protocol.machine import Effect, Event, Failed, Send, Start
-from protocol.messages import Certificate, Certified, CertifiedRecord, Cursor, GiveVote, StateOffer
+from protocol.messages import (
+    AdoptedCharter,
+    Certificate,
+    Certified,
+    CertifiedRecord,
+    Cursor,
+    GiveVote,
+    StateOffer,
+)
 from protocol.project import Charter, Durability, Origin, Voter
 from simulator.checkers.council import CouncilChecker
 from simulator.hosts.voter_disk import VoterDisk
@@ -109,8 +117,9 @@ class CouncilMachine(WitnessMachine):
         if entry is None:
             return None
         state = self.host.council.state_at(index, context.epoch)
-        offer = StateOffer(context.epoch, context.term, entry, wire.encode(state.summary()))
-        return telling([], {}, offer)
+        _, summary = apart(state.summary())
+        offer = StateOffer(context.epoch, context.term, entry, summary)
+        return telling([], state.charters, {}, offer)
 
 
 class CouncilVoter(SimWitness):

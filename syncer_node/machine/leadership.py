@@ -18,7 +18,7 @@ from protocol import limits, messages, trace, wire
 from protocol.effect_queue import EffectQueue
 from protocol.errors import RemoteError, UnexpectedMessage
 from protocol.log import records
-from protocol.log.batching import in_messages
+from protocol.log.batching import in_messages, index_parts
 from protocol.log.leases import TextShape
 from protocol.log.restoring import restored_words
 from protocol.log.state import SwarmState
@@ -607,12 +607,14 @@ class Leadership:
         self.lose(session.peer, text, self._now_s)
 
     def _tell_origins(self, peer: bytes, told_index: int) -> bool:
-        """Send what proves the fragments' newest states, of those after this record; whether that
-        was all of it."""
-        pieces = list(in_messages(self.recent.origins(told_index)))
+        """Send what proves the fragments' newest states, charters included, of all that is after
+        this record; whether that was all of it."""
+        charters = [one for one in self.state.charters if one.index > told_index]
+        pieces = list(index_parts(self.recent.origins(told_index), charters))
         most = limits.PIECES_AT_ONCE_MAX
         for at, piece in enumerate(pieces[:most], 1):
-            self.effects.send(peer, messages.IndexPart(piece, is_more=most == at < len(pieces)))
+            is_more = most == at < len(pieces)
+            self.effects.send(peer, structs.replace(piece, is_more=is_more))
         return len(pieces) <= most
 
     def _welcome(
@@ -621,11 +623,8 @@ class Leadership:
         """entries: behind those that it has; None if it begins with an index."""
         state = self.state
         index = self.recent.index(peer) if entries is None else None
-        formers: tuple[messages.Envelope, ...] = ()
-        if entries is None:
-            formers = tuple(one.charter for one in state.charters[:-1])
         charter = state.charter or self.setup.charter_envelope
-        self.effects.send(peer, messages.Welcome(charter, state.epoch, state.term, formers, index))
+        self.effects.send(peer, messages.Welcome(charter, state.epoch, state.term, index))
         for piece in in_messages(entries or []):
             self.effects.send(peer, messages.Committed(piece))
         self.receipts.on_welcome(session, self.setup, self._now_s)

@@ -65,7 +65,11 @@ class RecentEntries:
     def index(self, joiner: bytes) -> FragmentIndex:
         """Where a joiner starts, once it has the origins. A suspended one learns that it is."""
         summary = self._state.summary(
-            with_accounts=False, with_norms=False, with_invites=False, with_coverage=False
+            with_accounts=False,
+            with_norms=False,
+            with_invites=False,
+            with_coverage=False,
+            with_charters=False,
         )
         if self._state.is_suspended(joiner):
             told = {joiner: self._state.accounts[joiner].suspension}

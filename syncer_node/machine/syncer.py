@@ -17,7 +17,7 @@ from protocol import limits, messages, wire
 from protocol.errors import RemoteError
 from protocol.ids import short
 from protocol.log.accounts import Account
-from protocol.log.batching import Telling, telling
+from protocol.log.batching import Telling, apart, telling
 from protocol.log.records import CharterAdopted, SeatTaken
 from protocol.log.state import SwarmSummary
 from protocol.machine import Disconnect, Effect, Event, Failed, Stop, WakeAt
@@ -339,25 +339,23 @@ class SyncerMachine(VoterBase):
         if newest is None:
             return None
         context = self.raft.context
-        summary = wire.encode(self.state.summary(with_accounts=False))
-        if len(summary) > limits.ENTRIES_BYTES_MAX:
-            # Of hundreds of sessions and fragments. What they can claim is bounded by time then.
-            summary = wire.encode(self.state.summary(with_accounts=False, with_coverage=False))
+        _, summary = apart(self.state.summary(with_accounts=False))
         offer = messages.StateOffer(context.epoch, context.term, newest, summary)
         voter = context.log.charter.voter(peer)
         is_witness = voter is not None and voter.role == "witness"
         # It takes a while to tell, in which more is merged; a witness keeps no accounts.
         accounts = {} if is_witness else self.state.accounts.shared()
-        return telling(self.recent.origins(), accounts, offer)
+        return telling(self.recent.origins(), self.state.charters, accounts, offer)
 
     def on_state_offer(
         self,
         offer: messages.StateOffer,
         origins: list[messages.CertifiedRecord],
+        charters: list[messages.AdoptedCharter],
         accounts: dict[bytes, Account],
     ) -> None:
         said = wire.decode(offer.summary, SwarmSummary)
-        summary = structs.replace(said, accounts=said.accounts | accounts)
+        summary = structs.replace(said, charters=tuple(charters), accounts=accounts)
         if self.is_installing or summary.index <= self.state.index:
             return
         self.is_installing = self.raft.replication.is_held = True

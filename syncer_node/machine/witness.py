@@ -5,6 +5,8 @@ following the log --Stop(RESTART_EXIT)--> built anew from the disk: another floo
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from protocol import limits, messages, wire
 from protocol.errors import UnexpectedMessage
 from protocol.log.accounts import Account
@@ -93,10 +95,12 @@ class WitnessMachine(VoterBase):
         self,
         offer: messages.StateOffer,
         origins: list[messages.CertifiedRecord],
+        charters: list[messages.AdoptedCharter],
         accounts: dict[bytes, Account],
     ) -> None:
         """Begin behind the offered record; the tensors that go with it are for syncers."""
-        summary = wire.decode(offer.summary, SwarmSummary)
+        said = wire.decode(offer.summary, SwarmSummary)
+        summary = structs.replace(said, charters=tuple(charters))
         if self.is_installing or summary.index <= self.raft.log.certified:
             return
         self.is_installing = self.raft.replication.is_held = True

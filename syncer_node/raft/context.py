@@ -15,6 +15,7 @@ from protocol.log.batching import Telling
 from protocol.log.records import Electorate
 from protocol.machine import Disconnect, Failed
 from protocol.messages import (
+    AdoptedCharter,
     CertifiedRecord,
     Envelope,
     Message,
@@ -85,6 +86,7 @@ class RaftApp(Protocol):
         self,
         offer: StateOffer,
         origins: list[CertifiedRecord],
+        charters: list[AdoptedCharter],
         accounts: dict[bytes, Account],
     ) -> None: ...
 
@@ -159,8 +161,14 @@ class PeerVoter:
     """Proofs of fragments that it told us, before the offer of a state that they belong to."""
     accounts: dict[bytes, Account] = field(default_factory=dict)
     """The same of accounts."""
+    charters: list[AdoptedCharter] = field(default_factory=list)
+    """The same of charters, oldest first."""
     behind_s: float | None = None
     """Since when it lacks something without making progress; None when it has everything."""
+
+    def forget_told(self) -> None:
+        """What it told us was used, or was of a state that is not offered any more."""
+        self.origins, self.charters, self.accounts = [], [], {}
 
 
 @dataclass(slots=True)

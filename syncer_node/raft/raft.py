@@ -202,16 +202,17 @@ class Raft:
     def _collect(
         self, peer: PeerVoter, message: messages.IndexPart | messages.AccountsPart
     ) -> None:
-        """Keep a part of a state, which begins with proofs of fragments."""
+        """Keep a part of a state, which begins with charters and proofs of fragments."""
         if isinstance(message, messages.AccountsPart):
             peer.accounts |= message.accounts
             if len(peer.accounts) > limits.ACCOUNTS_MAX:
                 raise LimitExceeded(f"more than {limits.ACCOUNTS_MAX} accounts")
             return
         if peer.accounts:
-            peer.origins, peer.accounts = [], {}  # Of a state that was never offered.
+            peer.forget_told()  # Of a state that was never offered.
         peer.origins.extend(message.entries)
-        if len(peer.origins) > limits.INDEX_ENTRIES_MAX:
+        peer.charters.extend(message.charters)
+        if len(peer.origins) + len(peer.charters) > limits.INDEX_ENTRIES_MAX:
             raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
 
     def _replicate(self, peer: PeerVoter, message: messages.Message) -> None:
@@ -230,10 +231,10 @@ class Raft:
                     self.election.on_term(message.term)
                     self.replication.on_replicated(peer, message)
             case messages.StateOffer():
-                origins, accounts = peer.origins, peer.accounts
-                peer.origins, peer.accounts = [], {}
+                told = (peer.origins, peer.charters, peer.accounts)
+                peer.forget_told()
                 if self._is_leader(peer, message.epoch, message.term):
-                    self.context.app.on_state_offer(message, origins, accounts)
+                    self.context.app.on_state_offer(message, *told)
             case _:
                 raise UnexpectedMessage(f"{type(message).__name__} from a voter")
 

@@ -215,7 +215,7 @@ class Replication:
         peer.head = peer.sent = peer.answered = 0
         peer.offered_s = -1e9
         peer.telling = None
-        peer.origins, peer.accounts = [], {}
+        peer.forget_told()
         if peer.behind_s is not None:
             peer.behind_s = self.context.now_s
         if peer.key == self.context.leader:

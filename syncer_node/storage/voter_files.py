@@ -16,9 +16,9 @@ from host.runtime.atomic_files import require_space, sync, write_atomically, wri
 from protocol import decoders, wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
-from protocol.log.state import AdoptedCharter, SwarmState, SwarmSummary
+from protocol.log.state import SwarmState, SwarmSummary
 from protocol.machine import Job, JobResult
-from protocol.messages import Certificate, CertifiedRecord, Envelope
+from protocol.messages import AdoptedCharter, Certificate, CertifiedRecord, Envelope
 from protocol.project import Charter
 from syncer_node.machine.jobs import Installed, InstallState
 from syncer_node.raft import jobs

@@ -116,7 +116,7 @@ def test_accounts_sent_in_parts_are_the_same_put_together(history, bytes_max):
     held = log.state.accounts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ENTRIES_BYTES_MAX", bytes_max)
-        *parts, end = telling([], held, StateHeld(log.entries[-1], b"")).take(999)
+        *parts, end = telling([], [], held, StateHeld(log.entries[-1], b"")).take(999)
         for part in parts:
             sent = wire.decode_message(wire.encode(part))
             assert len(part.accounts) == 1 or len(wire.encode(sent)) <= bytes_max + 50

@@ -304,7 +304,7 @@ class Log:
         return FragmentIndex(
             log_index=self.state.index,
             head=self.state.head,
-            summary=wire.encode(self.state.summary(with_accounts=False)),
+            summary=wire.encode(self.state.summary(with_accounts=False, with_charters=False)),
         )
 
     def recovered(self) -> Recovered:
@@ -614,13 +614,13 @@ class LearnerBench(Bench):
         *,
         charter: Envelope | None = None,
         origins: tuple[CertifiedRecord, ...] | None = None,
-        formers: tuple[Envelope, ...] = (),
         **changes: Any,
     ) -> list[Effect]:
         """Hear the origins and the welcome, with changes to the index."""
-        self.say(SYNCER.key, IndexPart(log.origins() if origins is None else origins))
+        proofs, charters = log.origins() if origins is None else origins, log.state.charters
+        self.say(SYNCER.key, IndexPart(proofs, charters=tuple(charters)))
         index = msgspec.structs.replace(log.index(), **changes)
-        return self.say(SYNCER.key, Welcome(charter or self.charter, 0, 1, formers, index))
+        return self.say(SYNCER.key, Welcome(charter or self.charter, 0, 1, index))
 
     def greet(self) -> LearnerBench:
         """Connected, hello said, no welcome yet."""

@@ -107,7 +107,7 @@ def test_it_keeps_trying_calmly_and_goes_on_with_a_leader_that_has_its_records(b
     bench.wait(20.0)
     assert bench.machine.link is Link.CONNECTING
     bench.feed(PeerUp(SYNCER.key))
-    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert bench.machine.link is Link.FOLLOWING
     assert bench.machine.younger == ""
     assert bench.machine.context.state == log.state

@@ -55,6 +55,7 @@ def prove(log, entries, *charters, **changes):
     return prove_index(
         msgspec.structs.replace(log.index(), **changes),
         entries,
+        adopted=log.state.charters,
         charters=list(charters),
         fragments=FRAGMENTS,
         block_sequences=log.state.block_sequences,

@@ -138,12 +138,12 @@ def test_a_returning_learner_says_what_it_knows_and_goes_on_without_an_index(ben
     bench.feed(PeerUp(SYNCER.key))
     said = bench.last(SYNCER.key, Hello)
     assert (said.head_index, said.head) == (log.state.index, log.state.head)
-    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert bench.machine.link is Link.FOLLOWING
 
 
 def test_a_welcome_out_of_turn_ends_the_link(bench):
-    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert_dropped(bench, effects, "unexpected-message")
 
 
@@ -166,7 +166,7 @@ def test_a_part_of_an_index_with_nothing_in_it_ends_the_link():
 def test_a_welcome_without_an_index_ends_the_link_of_a_learner_that_has_no_log():
     """Records would follow, and nothing to prove them by."""
     bench = LearnerBench().greet()
-    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert_dropped(bench, effects, "unexpected-message")
 
 
@@ -457,7 +457,7 @@ def test_a_payload_that_a_syncer_could_not_give_is_asked_of_it_again_once_it_is_
     bench.wait(2.0)
     bench.done(FetchState, Failed("nobody has it"))
     bench.feed(PeerUp(SYNCER.key))
-    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, (), None))
+    effects = bench.say(SYNCER.key, Welcome(bench.charter, 0, 1, None))
     assert NoteReached(SYNCER.key) in actions(effects, NoteReached)
     assert [job.merged.version for job in bench.jobs(Advance)] == [1]
     assert not bench.jobs(FetchState)

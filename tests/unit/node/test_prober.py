@@ -110,7 +110,7 @@ class ProberBench(LearnerBench):
         effects = self.feed(PeerDown(SYNCER.key, "cable"))
         self.wait(2.0)
         self.feed(PeerUp(SYNCER.key))
-        self.say(SYNCER.key, Welcome(self.charter, 0, 1, (), None))
+        self.say(SYNCER.key, Welcome(self.charter, 0, 1, None))
         assert self.machine.link is Link.FOLLOWING
         return effects
 

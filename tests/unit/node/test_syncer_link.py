@@ -87,7 +87,7 @@ def test_another_leader_of_a_newer_term_is_gone_over_to_at_once(bench):
     bench.feed(PeerUp(OTHER.key))
     said = bench.last(OTHER.key, Hello)
     assert said.head_index == bench.machine.context.state.index
-    bench.say(OTHER.key, Welcome(bench.charter, 0, 2, (), None))
+    bench.say(OTHER.key, Welcome(bench.charter, 0, 2, None))
     assert bench.machine.link is Link.FOLLOWING
     bench.feed(PeerDown(SYNCER.key, "another leader was elected"))
     assert bench.machine.link is Link.FOLLOWING

@@ -285,6 +285,7 @@ def prove(log: Run, origins):
     return prove_index(
         log.index(),
         list(origins),
+        adopted=log.state.charters,
         charters=[log.tiny.charter],
         fragments=FRAGMENTS,
         block_sequences=log.tiny.genesis.data.block_sequences,

@@ -12,6 +12,7 @@ from protocol.messages import (
     CharterOffer,
     Committed,
     Goodbye,
+    IndexPart,
     Pull,
     Refused,
     Replicate,
@@ -168,7 +169,8 @@ def test_a_newer_charter_survives_a_restart_and_goes_to_those_who_join():
     bench = SyncerBench(recovered=log.recovered(), charter=revised(log.tiny)).start(ONE)
     welcome = bench.last(ONE.key, Welcome)
     assert welcome.charter == newest
-    assert welcome.formers == (log.records[1].body.charter,)
+    part = bench.last(ONE.key, IndexPart)
+    assert [one.charter for one in part.charters] == [log.records[1].body.charter, newest]
 
 
 # The end of a seat

@@ -23,7 +23,15 @@ from protocol.log.accounts import (
     printable,
 )
 from protocol.log.leases import UNKNOWN
-from protocol.log.records import AccountsNoted, BlocksLeased, Record, RunEnding, SeatTaken, Span
+from protocol.log.records import (
+    AccountsNoted,
+    BlocksLeased,
+    CharterAdopted,
+    Record,
+    RunEnding,
+    SeatTaken,
+    Span,
+)
 from protocol.log.state import SwarmSummary
 from protocol.machine import Start
 from protocol.messages import AccountsPart, Decline, IndexPart, StateOffer
@@ -42,11 +50,13 @@ from tests.support.builders import (
     Log,
     SyncerBench,
     contribution,
+    digest_of,
     founded,
     hello,
     merged,
     project,
     rounds,
+    sealed_charter,
     weights,
 )
 from tests.support.hosted_logs import hosted_log
@@ -254,6 +264,10 @@ def test_a_leader_writes_what_it_refused_into_the_log_and_again_before_the_end()
     assert state.accounts[ONE.key].refusals == 2
 
 
+def revised(tiny, revision, **changes):
+    return msgspec.structs.replace(tiny.charter, revision=revision, **changes)
+
+
 def told(leader):
     """All that a standby is told of the state."""
     return leader.machine.state_to_tell(TWO.key).take(99)
@@ -269,7 +283,8 @@ def test_a_voter_that_is_handed_the_state_is_handed_the_accounts():
     assert isinstance(offer, StateOffer)
     assert wire.decode(offer.summary, SwarmSummary).accounts == {}
     standby = SyncerBench()
-    standby.machine.on_state_offer(offer, [], part.accounts)
+    charters = [one for piece in origins for one in piece.charters]
+    standby.machine.on_state_offer(offer, [], charters, part.accounts)
     (start,) = [one for one in standby.machine.effects.drain() if isinstance(one, Start)]
     assert isinstance(start.job, InstallState)
     assert start.job.summary == log.state.summary()
@@ -296,6 +311,26 @@ def test_a_state_that_would_not_fit_is_handed_on_without_what_sessions_can_claim
         offer = told(leader)[-1]
         (entry,) = wire.decode(offer.summary, SwarmSummary).held
         assert entry.granted == granted
+
+
+def test_a_voter_is_handed_charters_that_are_longer_than_a_message():
+    """Two of 340 kB, as the weights were made under the first of them."""
+    banned = tuple(digest_of(f"stranger {at}") for at in range(limits.BANNED_MAX))
+    tiny = project()
+    first, second = (
+        CharterAdopted(sealed_charter(revised(tiny, revision, banned=banned[revision:])))
+        for revision in (2, 3)
+    )
+    log = founded(first, *BODIES[1:], second)
+    leader = SyncerBench(recovered=log.recovered(), charter=revised(tiny, 3, banned=banned[3:]))
+    leader.machine.recent.add(log.records[-1], log.entries[-1])
+    pieces = [wire.decode_message(wire.encode(one)) for one in told(leader)]
+    assert len([one for one in pieces if isinstance(one, IndexPart)]) == 2
+    standby = SyncerBench()
+    charters = [one for part in pieces[:-2] for one in part.charters]
+    standby.machine.on_state_offer(pieces[-1], [], charters, pieces[-2].accounts)
+    (start,) = [one for one in standby.machine.effects.drain() if isinstance(one, Start)]
+    assert start.job.summary == log.state.summary()
 
 
 # The disk.
