@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -110,8 +110,19 @@ def _revised(case: Case, field: str, keys: tuple[NodeKey, ...], most: int) -> li
     lines = charter_commands.revise(
         case, msgspec.structs.replace(case.project.charter, **{field: keys})
     )
-    listed = ", ".join(f'"{one.hex()}"' for one in keys)
+    former = getattr(case.project.charter, field)
     return [
         *lines,
-        *charter_commands.to_paste(case, ["[admission]", f"{field} = [{listed}]"]),
+        *charter_commands.to_paste(case, ["[admission]", *_keys_to_paste(field, former, keys)]),
     ]
+
+
+def _keys_to_paste(field: str, former: Sequence[NodeKey], keys: Sequence[NodeKey]) -> Iterator[str]:
+    """The whole list, or of a long one what changes in it."""
+    if len(keys) <= charters.LISTED_MAX:
+        listed = ", ".join(f'"{one.hex()}"' for one in keys)
+        yield f"{field} = [{listed}]"
+        return
+    known, kept = frozenset(former), frozenset(keys)
+    yield from (f'# add to {field}: "{one.hex()}",' for one in keys if one not in known)
+    yield from (f'# take out of {field}: "{one.hex()}",' for one in former if one not in kept)

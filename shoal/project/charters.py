@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -241,6 +241,17 @@ def read_setting(text: str) -> object:
     return text
 
 
+LISTED_MAX: Final = 8
+"""Keys that are named one by one; of more of them it is said how many there are."""
+
+
+def _listed(word: str, keys: Iterable[bytes], without: Container[bytes]) -> Iterator[str]:
+    told = [key for key in keys if key not in without]
+    yield from (f"{word} {short(key)}" for key in told[:LISTED_MAX])
+    if len(told) > LISTED_MAX:
+        yield f"{word} {len(told) - LISTED_MAX:,} more"
+
+
 def differences(former: specs.Charter, charter: specs.Charter) -> Iterator[str]:
     """What is new in a charter, one line each."""
     yield from voter_changes(former, charter)
@@ -251,16 +262,13 @@ def differences(former: specs.Charter, charter: specs.Charter) -> Iterator[str]:
             yield f"{named(old)}, priority {old.priority}, is {voter.role}, priority " + str(
                 voter.priority
             )
-    yield from (f"banned {short(key)}" for key in charter.banned if key not in former.banned)
-    yield from (
-        f"not banned any more: {short(key)}" for key in former.banned if key not in charter.banned
-    )
-    yield from (f"allowed {short(key)}" for key in charter.allowed if key not in former.allowed)
-    yield from (
-        f"not allowed any more: {short(key)}"
-        for key in former.allowed
-        if key not in charter.allowed
-    )
+    for word, keys, others in (
+        ("banned", charter.banned, former.banned),
+        ("not banned any more:", former.banned, charter.banned),
+        ("allowed", charter.allowed, former.allowed),
+        ("not allowed any more:", former.allowed, charter.allowed),
+    ):
+        yield from _listed(word, keys, without=frozenset(others))
     yield from (
         f"{short(one.learner)} is suspended no more"
         for one in charter.reinstated

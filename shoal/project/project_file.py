@@ -540,14 +540,14 @@ def make_charter(
     voters = (
         msgspec.structs.replace(voter, disk=disks.get(voter.key, 0)) for voter in charter.voters
     )
-    known = [voter.key for voter in former.voters]
+    rank = {voter.key: at for at, voter in enumerate(former.voters)}
     charter = msgspec.structs.replace(
         charter,
         revision=former.revision,
         epoch=former.epoch,
         origin=former.origin,
         # In the former order: another one alone is no change.
-        voters=tuple(sorted(voters, key=lambda one: _rank(one.key, known))),
+        voters=tuple(sorted(voters, key=lambda one: rank.get(one.key, len(rank)))),
         banned=_in_order(charter.banned, former.banned),
         admission=file.admission or former.admission,
         allowed=former.allowed if file.allowed is None else _in_order(file.allowed, former.allowed),
@@ -565,11 +565,8 @@ def make_charter(
 
 
 def _in_order(keys: tuple[NodeKey, ...], known: tuple[NodeKey, ...]) -> tuple[NodeKey, ...]:
-    return tuple(sorted(keys, key=lambda key: _rank(key, list(known))))
-
-
-def _rank(key: bytes, known: list[bytes]) -> int:
-    return known.index(key) if key in known else len(known)
+    rank = {key: at for at, key in enumerate(known)}
+    return tuple(sorted(keys, key=lambda key: rank.get(key, len(known))))
 
 
 def _named_voters(file: ProjectFile, this_host: NodeKey) -> tuple[specs.Voter, ...]:

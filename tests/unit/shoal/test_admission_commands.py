@@ -19,6 +19,7 @@ from protocol.signing import verify_ed25519
 from protocol.status import ContributorRow, PeerRow, SyncerStatus
 from shoal.__main__ import main
 from shoal.project import file_commands
+from shoal.project.charters import LISTED_MAX, differences
 from syncer_node.storage.ledger import Ledger
 from tests.support.daemon_double import LINK, STATUS, FakeDaemon
 from tests.support.owned_project import owned_project
@@ -171,6 +172,27 @@ def test_a_key_is_allowed_and_taken_off_the_list_again(target, capsys):
     assert main(["project", "disallow", ADA[:8], str(target)]) == 0
     assert "not allowed any more: ada0ada0" in capsys.readouterr().out
     assert charter_at(target).allowed == ()
+
+
+def test_of_a_long_list_what_changes_is_said_and_not_all_of_it(target, capsys):
+    strangers = [f"{at:02x}" * 32 for at in range(LISTED_MAX + 1)]
+    for one in strangers:
+        assert main(["project", "ban", one, str(target)]) == 0
+    assert f'# add to banned: "{strangers[-1]}",' in capsys.readouterr().out.splitlines()
+    assert main(["project", "ban", ADA, str(target)]) == 0
+    said = capsys.readouterr().out
+    assert ADA in said
+    assert strangers[0] not in said
+    assert main(["project", "unban", ADA, str(target)]) == 0
+    assert f'# take out of banned: "{ADA}",' in capsys.readouterr().out.splitlines()
+    assert charter_at(target).banned == keys(*strangers)
+
+
+def test_of_many_banned_at_once_some_are_named(target):
+    former = charter_at(target)
+    banned = tuple(bytes([at]) * 32 for at in range(LISTED_MAX + 3))
+    said = [*differences(former, msgspec.structs.replace(former, banned=banned))]
+    assert said == [*(f"banned {one.hex()[:8]}" for one in banned[:LISTED_MAX]), "banned 3 more"]
 
 
 def test_a_suspension_is_lifted_as_often_as_it_is_needed(syncer, target, capsys):
