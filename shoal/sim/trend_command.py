@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    folders: Annotated[
+    results: Annotated[
         tuple[Path, ...],
-        Parameter(help="Folders of results; `comparison` by default.", negative=""),
+        Parameter(
+            help="Folders of results, or files that `--csv` of `shoal sim compare` wrote;"
+            " `comparison` by default.",
+            negative="",
+        ),
     ] = (),
     *,
     only: Annotated[
@@ -38,15 +42,10 @@ def run(
     files: choices.Files = choices.TERMINAL_ONLY,
 ) -> int:
     """Shows the distance to data parallelism of everything that was run."""
-    from simulator.compare.results import RUNS_FILE, Folder
-    from simulator.compare.trend import places
+    from simulator.compare.trend import places, results_in
 
-    folders = folders or (Path("comparison"),)
-    for folder in folders:
-        if not (folder / RUNS_FILE).exists():
-            raise UserError(f"{folder} is no folder of results: it has no {RUNS_FILE}.")
-    runs = [run for folder in folders for run in Folder(folder).runs.values()]
-    found = places(run for run in runs if not only or run.algorithm in ("dp", *only))
+    told = [one for path in results or (Path("comparison"),) for one in results_in(path)]
+    found = places(one for one in told if not only or one.algorithm in ("dp", *only))
     if not found:
         raise UserError(
             "There are no runs there that tell the size of their model. `shoal sim compare"

@@ -86,6 +86,13 @@ class Row(Struct, frozen=True, kw_only=True):
     copying: float | None = None
     induction: float | None = None
     arithmetic: float | None = None
+    parameters: int = 0
+    """This and the following: as of `Run`."""
+    batch_tokens: int = 0
+    learners: int = 0
+    steps: int = 0
+    local_steps: int = 0
+    recipe: str = ""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

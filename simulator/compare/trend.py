@@ -7,14 +7,33 @@ loss, of those with the most seeds: so it is for data parallelism too.
 
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from protocol import decoders
+from protocol.errors import UserError
 from simulator.compare.algorithms import BASELINE
-from simulator.compare.results import Run
+from simulator.compare.results import RUNS_FILE, Folder
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What the trend is told of one run; fields as of `simulator.compare.results.Run`."""
+
+    algorithm: str
+    seed: int
+    eval_loss: float
+    parameters: int = 0
+    batch_tokens: int = 0
+    learners: int = 0
+    steps: int = 0
+    local_steps: int = 0
+    recipe: str = ""
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -41,12 +60,41 @@ class Place(Struct, frozen=True, kw_only=True):
     """Standard deviation over them; 0 for one."""
 
 
-def places(runs: Iterable[Run]) -> list[Place]:
-    """By size, batch, learners and budget; data parallelism first in each. Trials do not count."""
-    known = sorted((run for run in runs if run.parameters and not run.is_trial), key=_where)
+def results_in(path: Path) -> list[Result]:
+    """All runs in a folder of results but the trials, or in a file that `--csv` wrote.
+
+    UserError for a path that is neither.
+    """
+    if path.is_file():
+        return _lines_of(path)
+    if not (path / RUNS_FILE).exists():
+        raise UserError(f"{path} is no folder of results: it has no {RUNS_FILE}.")
+    runs = [run for run in Folder(path).runs.values() if not run.is_trial]
+    return decoders.convert(runs, list[Result], from_attributes=True)
+
+
+def _lines_of(path: Path) -> list[Result]:
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            told = [
+                {name: value for name, value in row.items() if value}
+                for row in csv.DictReader(handle)
+            ]
+        return decoders.convert(told, list[Result], strict=False)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    except (msgspec.MsgspecError, csv.Error, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} is no file that `shoal sim compare --csv` wrote ({error})."
+        ) from error
+
+
+def places(results: Iterable[Result]) -> list[Place]:
+    """By size, batch, learners and budget; data parallelism first in each."""
+    known = sorted((one for one in results if one.parameters), key=_where)
     found = []
     for _, here in groupby(known, key=_where):
-        alike: dict[tuple[str, int], list[Run]] = {}
+        alike: dict[tuple[str, int], list[Result]] = {}
         for run in here:
             alike.setdefault((run.algorithm, run.local_steps), []).append(run)
         names = sorted(alike, key=lambda one: (one[0] != BASELINE, one))
@@ -55,23 +103,23 @@ def places(runs: Iterable[Run]) -> list[Place]:
     return found
 
 
-def _where(run: Run) -> tuple[int, int, int, int]:
+def _where(run: Result) -> tuple[int, int, int, int]:
     return run.parameters, run.batch_tokens, run.learners, run.steps
 
 
-def _best(runs: Sequence[Run]) -> list[Run]:
+def _best(runs: Sequence[Result]) -> list[Result]:
     """The runs of the settings that are best."""
-    by_recipe: dict[str, list[Run]] = {}
+    by_recipe: dict[str, list[Result]] = {}
     for run in runs:
         by_recipe.setdefault(run.recipe, []).append(run)
     return min(by_recipe.values(), key=lambda own: (-len(own), _mean(own)))
 
 
-def _mean(runs: Sequence[Run]) -> float:
+def _mean(runs: Sequence[Result]) -> float:
     return statistics.fmean(run.eval_loss for run in runs)
 
 
-def _place(runs: Sequence[Run], base: Sequence[Run]) -> Place:
+def _place(runs: Sequence[Result], base: Sequence[Result]) -> Place:
     losses = {run.seed: run.eval_loss for run in base}
     ratios = [run.eval_loss / losses[run.seed] for run in runs if run.seed in losses]
     one = runs[0]

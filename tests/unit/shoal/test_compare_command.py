@@ -31,6 +31,12 @@ COLUMNS = {
     "virtual_wall_s",
     "goodput",
     "tuned",
+    "parameters",
+    "batch_tokens",
+    "learners",
+    "steps",
+    "local_steps",
+    "recipe",
     *TASKS,
 }
 
@@ -260,6 +266,23 @@ def test_the_trend_is_of_what_was_run(tmp_path, project, capsys):
     assert "merges of each fragment" in plot.read_text()
     assert main(["sim", "trend", str(tmp_path)]) == 2
     assert "no folder of results" in capsys.readouterr().err
+
+
+def test_rows_that_were_kept_as_csv_make_the_same_trend(tmp_path, project, capsys):
+    """Trials, which the folder has too, are in neither."""
+    sizes = ("--project", str(project), "--seeds", "1", "--tune", "2")
+    rows = tmp_path / "rows.csv"
+    assert compare(tmp_path, "dp", "decoupled", *sizes, "--csv", str(rows)) == 0
+    capsys.readouterr()
+    told = []
+    for place in (tmp_path / "runs", rows):
+        assert main(["sim", "trend", str(place)]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert "decoupled" in told[0]
+    rows.write_text(rows.read_text().replace("decoupled,1,", "decoupled,one,"))
+    assert main(["sim", "trend", str(rows)]) == 2
+    assert "is no file that `shoal sim compare --csv` wrote" in capsys.readouterr().err
 
 
 def test_a_run_that_takes_long_says_now_and_then_how_far_it_is():

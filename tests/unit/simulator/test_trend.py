@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.compare.results import Run
-from simulator.compare.trend import places
+from simulator.compare.trend import Result, places
 
 
 def run_of(algorithm, loss, *, seed=1, recipe="a", parameters=1000, steps=10, **rest):
-    return Run(
+    return Result(
         algorithm=algorithm,
         seed=seed,
-        fingerprint=f"{algorithm} {recipe} {seed} {parameters} {steps}",
         eval_loss=loss,
-        tokens=1,
-        bytes=1,
-        virtual_wall_s=1.0,
-        goodput=1.0,
-        seconds=1.0,
         parameters=parameters,
         batch_tokens=64,
         learners=4,
@@ -46,11 +39,10 @@ def test_each_algorithm_counts_at_its_best_settings_of_most_seeds():
     assert decoupled.tokens == 4 * 10 * 64
 
 
-def test_sizes_and_budgets_are_kept_apart_and_trials_left_out():
+def test_sizes_and_budgets_are_kept_apart():
     found = places(
         [
             run_of("dp", 2.0),
-            run_of("dp", 1.0, recipe="tried", is_trial=True),
             run_of("decoupled", 2.2),
             run_of("decoupled", 1.8, steps=20),
             run_of("decoupled", 1.7, parameters=2000),
