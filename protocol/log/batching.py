@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -21,26 +22,17 @@ from protocol.messages import (
     StateOffer,
 )
 
+T = TypeVar("T")
+
 
 def told_bytes(entry: CertifiedRecord) -> int:
     """About what an entry takes in a message."""
     return len(entry.record) + 512 * (1 + len(entry.certificate.votes) // 4)
 
 
-def in_messages(entries: list[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
+def in_messages(entries: Iterable[CertifiedRecord]) -> Iterator[tuple[CertifiedRecord, ...]]:
     """The entries in order, in pieces that fit a frame each."""
-    piece: list[CertifiedRecord] = []
-    size = 0
-    for entry in entries:
-        cost = told_bytes(entry)
-        is_full = size + cost > limits.ENTRIES_BYTES_MAX
-        if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
-            yield tuple(piece)
-            piece, size = [], 0
-        piece.append(entry)
-        size += cost
-    if piece:
-        yield tuple(piece)
+    return map(tuple, _pieces(entries, told_bytes))
 
 
 def index_parts(
@@ -54,28 +46,32 @@ def index_parts(
         **{one.index: one for one in charters},
         **{one.certificate.index: one for one in origins},
     }
-    piece: list[CertifiedRecord | AdoptedCharter] = []
+    for piece in _pieces((by_index[index] for index in sorted(by_index)), _part_bytes):
+        entries = tuple(one for one in piece if isinstance(one, CertifiedRecord))
+        told = tuple(one for one in piece if isinstance(one, AdoptedCharter))
+        yield IndexPart(entries, charters=told)
+
+
+def _part_bytes(one: CertifiedRecord | AdoptedCharter) -> int:
+    """About what it takes in a message."""
+    if isinstance(one, AdoptedCharter):
+        return len(one.charter.payload) + 512
+    return told_bytes(one)
+
+
+def _pieces(items: Iterable[T], cost: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items in order, in pieces of a message each; cost: bytes of one."""
+    piece: list[T] = []
     size = 0
-    for _, one in sorted(by_index.items()):
-        cost = _charter_bytes(one) if isinstance(one, AdoptedCharter) else told_bytes(one)
-        is_full = size + cost > limits.ENTRIES_BYTES_MAX
+    for one in items:
+        is_full = size + cost(one) > limits.ENTRIES_BYTES_MAX
         if piece and (is_full or len(piece) == limits.RECORDS_PER_MESSAGE_MAX):
-            yield _index_part(piece)
+            yield piece
             piece, size = [], 0
         piece.append(one)
-        size += cost
+        size += cost(one)
     if piece:
-        yield _index_part(piece)
-
-
-def _charter_bytes(one: AdoptedCharter) -> int:
-    return len(one.charter.payload) + 512
-
-
-def _index_part(piece: Sequence[CertifiedRecord | AdoptedCharter]) -> IndexPart:
-    entries = tuple(one for one in piece if isinstance(one, CertifiedRecord))
-    charters = tuple(one for one in piece if isinstance(one, AdoptedCharter))
-    return IndexPart(entries, charters=charters)
+        yield piece
 
 
 @dataclass(slots=True)
