@@ -85,6 +85,8 @@ class LearnerMachine:
         """Proofs of the newest fragment states, collected before the welcome."""
         self._charters: dict[int, messages.AdoptedCharter] = {}
         """By revision: those that came with these."""
+        self._told = 0
+        """How many of both came."""
         self.younger = ""
         """What is wrong with the history that the leader shows, and the way out; empty if nothing
         is."""
@@ -347,7 +349,7 @@ class LearnerMachine:
         self._end_if_over()
 
     def _forget_told(self) -> None:
-        self._origins, self._charters = [], {}
+        self._origins, self._charters, self._told = [], {}, 0
 
     def _collect(self, peer: bytes, part: messages.IndexPart) -> None:
         """Keep some proofs, and ask for the rest where they were more than go at once."""
@@ -355,12 +357,13 @@ class LearnerMachine:
         told += [one.index for one in part.charters[-1:]]
         if not told:
             raise UnexpectedMessage("a part of an index with nothing in it")
+        self._told += len(part.entries) + len(part.charters)
+        if self._told > limits.INDEX_ENTRIES_MAX:
+            raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
         self._origins.extend(part.entries)
         for one in part.charters:
-            # The owner's signature is what bounds them: one can be of 700 kB.
+            # One can be of 700 kB, but all of them are the owner's.
             self._charters[self._read_charter(one.charter).revision] = one
-        if len(self._origins) > limits.INDEX_ENTRIES_MAX:
-            raise LimitExceeded(f"more than {limits.INDEX_ENTRIES_MAX} index entries")
         if part.is_more:
             self._say_hello(peer, told_index=max(told))
 

@@ -44,6 +44,7 @@ from protocol.log.records import (
 )
 from protocol.machine import Connect, Failed, JobDone, Note, PeerDown, PeerUp, StopAsked
 from protocol.messages import (
+    AdoptedCharter,
     Alive,
     CertifiedRecord,
     Committed,
@@ -161,6 +162,23 @@ def test_a_part_of_an_index_with_nothing_in_it_ends_the_link():
     bench = LearnerBench().greet()
     effects = bench.say(SYNCER.key, IndexPart((), is_more=True))
     assert_dropped(bench, effects, "unexpected-message")
+
+
+def test_a_charter_that_is_not_the_owners_ends_the_link():
+    bench = LearnerBench().greet()
+    forged = seal("charter", bench.tiny.project, bench.charter.payload, TWO)
+    part = IndexPart((), charters=(AdoptedCharter(1, forged),))
+    assert_dropped(bench, bench.say(SYNCER.key, part), "bad-signature")
+
+
+def test_a_charter_that_comes_again_and_again_is_kept_once_and_ends_the_link(monkeypatch):
+    monkeypatch.setattr(limits, "INDEX_ENTRIES_MAX", 9)
+    bench = LearnerBench().greet()
+    for at in range(1, 10):
+        bench.say(SYNCER.key, IndexPart((), True, (AdoptedCharter(at, bench.charter),)))
+    assert len(bench.all(SYNCER.key, Hello)) == 10
+    part = IndexPart((), True, (AdoptedCharter(10, bench.charter),))
+    assert_dropped(bench, bench.say(SYNCER.key, part), "limit-exceeded")
 
 
 def test_a_welcome_without_an_index_ends_the_link_of_a_learner_that_has_no_log():
