@@ -146,6 +146,14 @@ class LearnerContext:
         return self.charter is not None and self.charter.rounds.participants_max > 0
 
     @property
+    def outliving(self) -> tuple[bool, bool]:
+        """What local steps outlive: merges with a push of this learner in them, and those without.
+
+        It decides how a push is encoded, and what becomes of the inner loop once it is merged.
+        """
+        return self.rebases, self.rebases or self.keeps_left_out
+
+    @property
     def kept_frac(self) -> float:
         """Share of the local value that outlives a delivery."""
         return self.charter.rounds.kept_frac if self.charter is not None else 0.0

@@ -35,6 +35,8 @@ class OpenPush:
     """It was sent, on the stream of now."""
     overwritten_steps: int = 0
     """Local steps in it that are gone from the inner loop: lost unless it is merged."""
+    is_of_former_rule: bool = False
+    """Local steps outlived merges in another way when it was captured."""
 
 
 @dataclass(slots=True)

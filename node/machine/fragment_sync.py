@@ -19,6 +19,7 @@ from protocol.trace import FragmentAdvanced, FragmentApplied, PushSettled, Weigh
 
 FETCH_AGAIN = Backoff((0.3, 0.6, 1.2, 2.4, 4.8, 5.0))
 ADVANCE_TRIES = 3
+NO_STEPS = "no local steps since the last hand-in"
 """Failures after which a fragment's full state is fetched instead of the missing payload."""
 
 
@@ -210,6 +211,15 @@ class FragmentSync:
                     local.must_assign = True
                 self._resolve(local, settled.sequence, settled.outcome, settled.reason)
 
+    def on_rule_changed(self) -> None:
+        """Local steps outlive merges in another way than before: whatever a push of before is in,
+        the inner loop starts over from it."""
+        for local in self.local_fragments:
+            if local.standing != NONE and (local.queue or local.needs_delivery):
+                local.must_assign = True
+            if local.push is not None:
+                local.push.is_of_former_rule = True
+
     def on_link(self) -> None:
         """Say again what was handed in: its fate may have been told while nobody listened. What the
         leader could not give while it was away it may give now."""
@@ -340,10 +350,11 @@ class FragmentSync:
             self._hand_in()
             return
         steps = result.local_step - local.marked_step
-        if steps < 1 or local.must_assign:
+        if steps < 1 or local.must_assign or push.is_of_former_rule:
             local.push = None
             self._drop(job.fragment, job.sequence)
-            self._decline(push.pull, "no local steps since the last hand-in")
+            reason = "the rules changed" if push.is_of_former_rule else NO_STEPS
+            self._decline(push.pull, reason)
             self._hand_in()
             return
         push.local_step, push.tokens = result.local_step, result.tokens
@@ -461,10 +472,14 @@ class FragmentSync:
             local.handed_step = push.local_step
         else:
             local.discarded_steps += push.overwritten_steps
-        if is_merged and (context.rebases or context.keeps_left_out):
+        # One that the inner loop started over from since is in nothing that it stands on.
+        is_in_loop = is_merged and push.local_step > local.marked_step
+        if is_in_loop and push.is_of_former_rule:
+            local.must_assign = True
+        elif is_in_loop and any(context.outliving):
             local.merged_sequence, local.merged_version = sequence, version
-        if is_merged and context.rebases:
-            local.marked_step, local.marked_tokens = push.local_step, push.tokens
+            if context.rebases:
+                local.marked_step, local.marked_tokens = push.local_step, push.tokens
         key, incarnation = context.setup.signer.key, context.setup.incarnation
         context.effects.emit(
             PushSettled(push.pull.round, key, incarnation, sequence, outcome, reason)

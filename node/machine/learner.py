@@ -384,8 +384,11 @@ class LearnerMachine:
         if former is not None and charter.revision < former.revision:
             return
         if charter != former:
+            rule = self.context.outliving
             self.context.charter = charter
             self.effects.do(jobs.UseCharter(charter))
+            if rule != self.context.outliving:
+                self.fragment_sync.on_rule_changed()
         if former is not None and not former.inner.trains_as(charter.inner):
             self.trainer_control.on_inner_changed()
 

@@ -19,7 +19,7 @@ from protocol.log.records import (
 )
 from protocol.messages import CertifiedRecord
 from protocol.numerics.merge import push_weight
-from protocol.project import Charter
+from protocol.project import Charter, WeightRule
 from simulator.hosts.voter import SimVoter
 from simulator.stand_ins.tiny import sim_verify
 
@@ -49,6 +49,9 @@ class Ledger:
         self.void: dict[int, bytes] = {}
         """Records behind the origin of this epoch, certified in one before it."""
         self._charter = charter
+        self._begun: list[tuple[WeightRule, int]] = []
+        """Weight rules of former charters, and how many rounds may have begun under each that are
+        not merged yet."""
         self._waiting: dict[int, CertifiedRecord] = {}
 
     def add(self, host: SimVoter, entry: CertifiedRecord, index: int) -> None:
@@ -104,6 +107,8 @@ class Ledger:
             for look in self.on_merge:
                 look(record.body, host.find_payload(record.body.payload))
         if isinstance(record.body, CharterAdopted):
+            former = self._charter.rounds
+            self._begun.append((former.weights, former.overlap_steps))
             self._charter = wire.decode(record.body.charter.payload, Charter)
 
     def _note(self, record: Record) -> None:
@@ -128,7 +133,8 @@ class Ledger:
             raise Violation(f"{who} went back to versions that are not the next ones")
 
     def _merge(self, who: str, merged: FragmentMerged) -> None:
-        """The next version of its fragment, made by the charter in force, of pushes that count."""
+        """The next version of its fragment, made by the charter in force or, where its round began
+        before, by a former one, of pushes that count."""
         where = f"{who}: fragment {merged.fragment} v{merged.version}"
         self.merges.append(merged)
         if (merged.fragment, merged.version) in self.versions:
@@ -139,10 +145,11 @@ class Ledger:
             lag = merged.version - 1 - part.base_version
             if not 0 <= lag <= limits.PUSH_LAG_MAX:
                 raise Violation(f"{where} counts a push that is {lag} versions behind")
-            rule = self._charter.rounds.weights
-            weight = push_weight(rule, part.tokens, part.steps) / (1 + lag)
-            if abs(part.weight - weight) > 1e-9 * weight:
+            rules = (self._charter.rounds.weights, *(rule for rule, _ in self._begun))
+            weights = [push_weight(rule, part.tokens, part.steps) / (1 + lag) for rule in rules]
+            if all(abs(part.weight - weight) > 1e-9 * weight for weight in weights):
                 raise Violation(
                     f"{where} gives a push {lag} versions behind the weight "
-                    f"{part.weight:g}, not {weight:g}"
+                    f"{part.weight:g}, not {weights[0]:g}"
                 )
+        self._begun = [(rule, left - 1) for rule, left in self._begun if left > 1]
