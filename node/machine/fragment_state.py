@@ -75,6 +75,8 @@ class LocalFragment:
     """Local step of the last merged push."""
     failures: int = 0
     retry_s: float = 0.0
+    deliver_again_s: float = 0.0
+    """Before that the inner loop is given nothing of it: it could not take it up just now."""
     discarded_steps: int = 0
     accounts: TokenAccounts = field(default_factory=TokenAccounts)
 
@@ -141,3 +143,4 @@ class LocalFragment:
         self.push = self.pull = None
         self.was_captured = False
         self.marked_step = self.marked_tokens = self.handed_step = 0
+        self.deliver_again_s = 0.0

@@ -19,6 +19,7 @@ from protocol.trace import FragmentAdvanced, FragmentApplied, PushSettled, Weigh
 
 FETCH_AGAIN = Backoff((0.3, 0.6, 1.2, 2.4, 4.8, 5.0))
 ADVANCE_TRIES = 3
+DELIVER_AGAIN_S = 0.3
 NO_STEPS = "no local steps since the last hand-in"
 """Failures after which a fragment's full state is fetched instead of the missing payload."""
 
@@ -143,9 +144,12 @@ class FragmentSync:
             self._pump(local)
 
     def deadline_s(self) -> float | None:
-        """When a failed fetch is tried again."""
+        """When what failed is tried again."""
         times = [
-            local.retry_s for local in self.local_fragments if local.retry_s > self.context.now_s
+            again_s
+            for local in self.local_fragments
+            for again_s in (local.retry_s, local.deliver_again_s)
+            if again_s > self.context.now_s
         ]
         return min(times, default=None)
 
@@ -326,7 +330,9 @@ class FragmentSync:
             return  # Asked of a trainer that is gone.
         local.delivering = NONE
         if not isinstance(result, jobs.Delivered):
+            # As of a trainer that is gone, which may be news to us.
             local.must_assign = True
+            local.deliver_again_s = self.context.now_s + DELIVER_AGAIN_S
             return
         local.standing = result.version
         if job.is_assign:
@@ -382,7 +388,8 @@ class FragmentSync:
         if not is_able or local.held == NONE or local.is_moving:
             return
         if local.needs_delivery:
-            self._deliver(local)
+            if self.context.now_s >= local.deliver_again_s:
+                self._deliver(local)
         elif local.pull is not None and local.is_current and local.push is None:
             pull, local.pull = local.pull, None
             self.sequence += 1

@@ -9,8 +9,11 @@ import pytest
 from msgspec import structs
 
 from node.daemon import status
+from node.machine.fragment_sync import DELIVER_AGAIN_S
 from node.machine.graceful_leave import FINISH_S_MAX
 from node.machine.jobs import (
+    Advance,
+    Advanced,
     BeginSteps,
     Capture,
     Captured,
@@ -353,6 +356,23 @@ def test_a_trainer_that_dies_while_it_is_suspended_is_started_after_the_pause(be
     assert bench.trainer is TrainerState.DOWN  # A paused machine starts none.
     bench.note(ResumeAsked())
     assert bench.trainer is TrainerState.STARTING
+
+
+def test_what_a_trainer_that_is_gone_could_not_take_up_is_given_again_after_a_while(bench):
+    """Its end may be known to us later only, as while a suspended one that is void is woken."""
+    bench.commit(bench.log.add(merged()))
+    bench.done(Advance, Advanced())
+    for _ in range(3):
+        bench.done(Deliver, Failed("there is no trainer"))
+        assert bench.jobs(Deliver) == []
+        bench.wait(0.9 * DELIVER_AGAIN_S)
+        assert bench.jobs(Deliver) == []
+        bench.wait(0.2 * DELIVER_AGAIN_S)
+    (again,) = bench.jobs(Deliver)
+    assert again.is_assign
+    bench.done(Deliver, Delivered(again.version, 20, 640))
+    bench.wait(1.0)
+    assert bench.jobs(Deliver) == []
 
 
 def test_a_trainer_that_has_not_begun_is_ended_by_a_pause():
