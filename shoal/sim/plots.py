@@ -197,7 +197,8 @@ def trend(places: Sequence[Place], over: Literal["tokens", "merges"], path: Path
     panel.minorticks_off()
     name = "tokens per parameter" if over == "tokens" else "merges of each fragment"
     panel.set(xlabel=name, ylabel="held-out loss, to data parallelism (%)")
-    panel.legend(frameon=False, fontsize=8)
+    # Beside that many lines there is no room within the panel.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.savefig(path, format=_format(path))
 
 
