@@ -37,7 +37,10 @@ class SimProber:
             else:
                 host.in_this_life(MEASURE_S, lambda: answer(self._measured(job, fetched)))
 
-        delay_s = world.transfer_s(job.holder or job.leader, host.key, job.payload_bytes)
+        # A length that is not that of the payload is noticed before anything of it is sent.
+        delay_s = 2 * world.delay_s()
+        if not isinstance(self._fetched(job), str):
+            delay_s = world.transfer_s(job.holder or job.leader, host.key, job.payload_bytes)
         host.in_this_life(delay_s, measure)
 
     def forget(self) -> None:

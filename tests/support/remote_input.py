@@ -155,6 +155,7 @@ def read_index(summary: bytes) -> object:
     return prove_index(
         FragmentIndex(1, bytes(32), summary),
         [],
+        adopted=[],
         charters=[owned()[2]],
         fragments=1,
         block_sequences=4,
