@@ -67,12 +67,24 @@ class Run(Struct, frozen=True, kw_only=True):
     """Between two merges of a fragment; 0 where gradients are averaged or it is not told."""
 
 
-class Row(Struct, frozen=True, kw_only=True):
-    """One line of the table."""
+class Result(Struct, frozen=True, kw_only=True):
+    """The loss of a run, and what it can be compared with: all that a trend needs."""
 
     algorithm: str
     seed: int
     eval_loss: float
+    parameters: int = 0
+    """This and the following: as of `Run`."""
+    batch_tokens: int = 0
+    learners: int = 0
+    steps: int = 0
+    local_steps: int = 0
+    recipe: str = ""
+
+
+class Row(Result, frozen=True, kw_only=True):
+    """One line of the table."""
+
     ratio_to_dp: float | None = None
     """To data parallelism with the same seed; None where that was not run."""
     tokens: int
@@ -86,13 +98,6 @@ class Row(Struct, frozen=True, kw_only=True):
     copying: float | None = None
     induction: float | None = None
     arithmetic: float | None = None
-    parameters: int = 0
-    """This and the following: as of `Run`."""
-    batch_tokens: int = 0
-    learners: int = 0
-    steps: int = 0
-    local_steps: int = 0
-    recipe: str = ""
 
 
 class Summary(Struct, frozen=True, kw_only=True):

@@ -19,21 +19,7 @@ from msgspec import Struct
 from protocol import decoders
 from protocol.errors import UserError
 from simulator.compare.algorithms import BASELINE
-from simulator.compare.results import RUNS_FILE, Folder
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """What the trend is told of one run; fields as of `simulator.compare.results.Run`."""
-
-    algorithm: str
-    seed: int
-    eval_loss: float
-    parameters: int = 0
-    batch_tokens: int = 0
-    learners: int = 0
-    steps: int = 0
-    local_steps: int = 0
-    recipe: str = ""
+from simulator.compare.results import RUNS_FILE, Folder, Result
 
 
 class Place(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.compare.trend import Result, places
+from simulator.compare.results import Result
+from simulator.compare.trend import places
 
 
 def run_of(algorithm, loss, *, seed=1, recipe="a", parameters=1000, steps=10, **rest):
