@@ -27,6 +27,7 @@ from protocol.numerics.versions import state_manifests
 from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
 from syncer_node.machine.standby import NONE
+from syncer_node.raft.ballot import Ballot
 from syncer_node.storage import recovery
 from syncer_node.storage.averages import Averages
 from syncer_node.storage.merge_bank import MergeBank
@@ -134,7 +135,7 @@ class CheckpointStore:
             log.warning(
                 "cut off the log's last %d bytes: they were half written", files.log.cut_bytes
             )
-        ballot = files.settle(files.boot(), self.project.charter.epoch)
+        ballot = files.settle(self._boot(), self.project.charter.epoch)
         self._enter_epoch()
         view = recovery.scan(files, self.project.charter, self.identity)
         if recovery.is_sole_voter(self.identity, view.charter.voters) and ballot.owed > files.last:
@@ -154,6 +155,23 @@ class CheckpointStore:
         best = state.best
         self._best = best.checkpoint if best else None
         return recovered
+
+    def _boot(self) -> Ballot:
+        """This disk's ballot at a new start; made anew where it is lost and nobody else votes."""
+        files = self.store.voter
+        try:
+            return files.boot()
+        except CorruptState:
+            ballot = recovery.lone_ballot(files, self.project.charter, self.identity)
+            if ballot is None:
+                raise
+            log.warning(
+                "the ballot in %s was lost or damaged; made it anew from the log, as nobody else "
+                "votes in this project",
+                files.root,
+            )
+            files.save_ballot(ballot)
+            return files.boot()
 
     def _enter_epoch(self) -> None:
         """Leave what the owner voided; where an epoch begins at a snapshot, go back to that."""

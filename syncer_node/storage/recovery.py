@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from protocol import wire
 from protocol.errors import CorruptState
 from protocol.log import records
@@ -18,6 +20,7 @@ from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import Certificate, CertifiedRecord
 from protocol.project import Charter, Voter
 from protocol.signing import Signer
+from syncer_node.raft.ballot import Ballot
 from syncer_node.raft.log import ENTRIES_KEPT, Floor, LogStart
 
 
@@ -173,6 +176,33 @@ def log_start(disk: VoterDisk, view: LogView) -> LogStart:
 def is_sole_voter(signer: Signer, voters: tuple[Voter, ...]) -> bool:
     """Whether this host alone decides what is committed."""
     return len(voters) == 1 and voters[0].key == signer.key
+
+
+def lone_ballot(disk: VoterDisk, newest: Charter, signer: Signer) -> Ballot | None:
+    """A ballot for the log of a disk that lost its own; None if this host ever shared its votes.
+
+    It may vote as it likes: nobody else's vote counts beside it. Its number of starts is one that
+    it did not reach, unless it was started more often than it wrote records, so that a voter that
+    comes later takes nothing that this disk once said for newer.
+    """
+    floor, summary = disk.floor_state()
+    place, admission = floor, None
+    charters = [newest]
+    if summary is not None:
+        charters += [wire.decode(one.charter.payload, Charter) for one in summary.charters]
+        admission = next((one for one in summary.admissions if one.key == signer.key), None)
+    for encoded in disk.records(floor.index):
+        record = wire.decode(encoded, records.Record)
+        place = Floor(record.index, record.term, records.record_hash(encoded))
+        match record.body:
+            case records.CharterAdopted(envelope):
+                charters.append(wire.decode(envelope.payload, Charter))
+            case records.VotersAdmitted(voters):
+                admission = next((one for one in voters if one.key == signer.key), admission)
+    if admission is None or not all(is_sole_voter(signer, one.voters) for one in charters):
+        return None
+    ballot = Ballot(admission.disk, place.index, place.term)
+    return msgspec.structs.replace(ballot, generation=admission.generation)
 
 
 def recertify(

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from host.runtime.atomic_files import require_space, sync, write_atomically, writing
+from host.runtime.atomic_files import require_space, sync, writing
+from host.runtime.sealed_files import read_sealed, write_sealed
 from protocol import decoders, wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
@@ -88,7 +89,7 @@ class VoterFiles:
     def _ballot(self) -> Ballot:
         path = self.root / "ballot"
         try:
-            return decoders.msgpack_decoder(Ballot).decode(path.read_bytes())
+            return decoders.msgpack_decoder(Ballot).decode(read_sealed(path))
         except FileNotFoundError:
             if len(self.log):
                 raise CorruptState(
@@ -96,7 +97,7 @@ class VoterFiles:
                     f"{self.root} away; the project's owner can readmit this host's key."
                 ) from None
             return Ballot(os.urandom(DISK_NAME_BYTES), 0)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, CorruptState) as error:
             raise CorruptState(
                 f"{path} cannot be read ({error}). Move {self.root} away; the project's owner "
                 "can readmit this host's key."
@@ -105,28 +106,28 @@ class VoterFiles:
     def save_ballot(self, ballot: Ballot) -> None:
         """Keep the ballot durably; with what this disk came to owe since it gave the ballot out."""
         owing = ballot.owing(*self._debt)
-        write_atomically(self.root / "ballot", msgspec.msgpack.encode(owing))
+        write_sealed(self.root / "ballot", msgspec.msgpack.encode(owing))
 
     # The charter.
 
     def keep_charter(self, envelope: Envelope) -> None:
         """Keep the newest charter durably."""
-        write_atomically(self.root / "charter", wire.encode(envelope))
+        write_sealed(self.root / "charter", wire.encode(envelope))
 
     def charter(self) -> Envelope | None:
         """The newest charter that was kept."""
         try:
-            return wire.decode((self.root / "charter").read_bytes(), Envelope)
+            return wire.decode(read_sealed(self.root / "charter"), Envelope)
         except FileNotFoundError:
             return None
-        except (OSError, RemoteError):
+        except (OSError, RemoteError, CorruptState):
             return None  # The project file has one too; a newer one comes from the other voters.
 
     # Other voters.
 
     def keep_addresses(self, addresses: tuple[str, ...]) -> None:
         """Keep where the other voters were reached, for the next start."""
-        write_atomically(self.root / "voters", msgspec.msgpack.encode(addresses))
+        write_sealed(self.root / "voters", msgspec.msgpack.encode(addresses))
 
     # The log.
 
@@ -234,7 +235,7 @@ class VoterFiles:
         head = record_hash(entry.record)
         stored = StoredFloor(record.index, record.term, head, entry, summary, origins, name)
         former = self.floor
-        write_atomically(self.root / "floor", msgspec.msgpack.encode(stored))
+        write_sealed(self.root / "floor", msgspec.msgpack.encode(stored))
         self.close()
         self._open(stored)
         if former.log != name:
@@ -265,7 +266,7 @@ class VoterFiles:
         with writing(name):
             sync(self.root)
         stored = StoredFloor(floor, record.term, head, entry, summary, (), name)
-        write_atomically(self.root / "floor", msgspec.msgpack.encode(stored))
+        write_sealed(self.root / "floor", msgspec.msgpack.encode(stored))
         former = (self.log, self.certificates)
         self.floor, self.log, self.certificates = stored, log, certificates
         for file in former:
@@ -352,18 +353,18 @@ class VoterFiles:
     def _read_floor(self) -> StoredFloor:
         path = self.root / "floor"
         try:
-            return decoders.msgpack_decoder(StoredFloor).decode(path.read_bytes())
+            return decoders.msgpack_decoder(StoredFloor).decode(read_sealed(path))
         except FileNotFoundError:
             return StoredFloor(0, 0, NO_RECORD, None, None, (), "log")
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, CorruptState) as error:
             raise CorruptState(f"{path} is damaged ({error}); move {self.root} away") from error
 
 
 def kept_addresses(root: Path) -> tuple[str, ...]:
     """Where the other voters were reached before; empty if that is not known."""
     try:
-        return decoders.msgpack_decoder(tuple[str, ...]).decode((root / "voters").read_bytes())
-    except (OSError, msgspec.MsgspecError):
+        return decoders.msgpack_decoder(tuple[str, ...]).decode(read_sealed(root / "voters"))
+    except (OSError, msgspec.MsgspecError, CorruptState):
         return ()  # Only hints: the swarm is found without them too.
 
 

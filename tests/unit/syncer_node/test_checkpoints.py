@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,17 +16,19 @@ from host.bulk.blob_store import BlobStore
 from host.files.signed_project import OpenedProject
 from protocol.errors import CorruptState
 from protocol.log.records import (
+    Admission,
     CharterAdopted,
     CheckpointEvaluated,
     CheckpointMarked,
     FragmentMerged,
     SeatTaken,
+    VotersAdmitted,
     WeightsInitialised,
     WeightsRestored,
 )
 from protocol.numerics.codecs import encode
 from protocol.numerics.outer import digest
-from protocol.project import BaseSpec, BaseTensor, FirstState
+from protocol.project import BaseSpec, BaseTensor, FirstState, Voter
 from simulator.stand_ins.tiny import charter_envelope, tiny_weights
 from syncer_node.machine.jobs import Merge, MergePart
 from syncer_node.machine.standby import NONE
@@ -153,7 +158,7 @@ def restarted(syncer):
     return again, again.disk.recover()
 
 
-def flip(path, at=-100):
+def flip(path, at=-50):
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
@@ -190,6 +195,59 @@ def test_a_damaged_newest_checkpoint_costs_nothing_but_a_longer_replay(syncer):
     assert recovered.state.summary() == syncer.log.state.summary()
     assert again.store.checkpoints() == [syncer.first, 0]
     assert (syncer.place(syncer.second).with_suffix(".corrupt") / "meta").is_file()
+
+
+def test_a_flipped_bit_in_what_a_checkpoint_says_of_the_log_costs_a_longer_replay(syncer):
+    for at in range(20, (syncer.place(syncer.second) / "meta").stat().st_size, 97):
+        held = (syncer.place(syncer.second) / "meta").read_bytes()
+        flip(syncer.place(syncer.second) / "meta", at)
+        again, recovered = restarted(syncer)
+        assert again.bits() == syncer.bits()
+        assert recovered.state.summary() == syncer.log.state.summary()
+        aside = syncer.place(syncer.second).with_suffix(".corrupt")
+        (aside / "meta").write_bytes(held)
+        aside.rename(syncer.place(syncer.second))
+
+
+@pytest.fixture
+def lone(syncer):
+    """A syncer whose log says that nobody else votes, and which disk is its own."""
+    voter = syncer.store.voter
+    disk = msgspec.structs.replace(voter.boot(), generation=3)
+    voter.save_ballot(disk)
+    syncer.commit(CharterAdopted(charter_envelope(project())))
+    syncer.commit(VotersAdmitted((Admission(SYNCER.key, 3, disk.disk),)))
+    syncer.disk_name = disk.disk
+    return syncer
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, flip, partial(os.truncate, length=0)])
+def test_a_syncer_that_votes_alone_makes_a_lost_ballot_anew(lone, damage, caplog):
+    damage(lone.store.root / "ballot")
+    again, recovered = restarted(lone)
+    assert again.bits() == lone.bits()
+    ballot, last = recovered.ballot, lone.log.state
+    assert (ballot.disk, ballot.generation, ballot.term) == (lone.disk_name, 3, last.term)
+    assert ballot.boot == last.index + 1
+    assert "made it anew" in caplog.text
+    assert again.store.voter.boot().boot == ballot.boot + 1
+
+
+def test_a_lost_ballot_of_a_disk_that_was_never_admitted_is_not_made_anew(syncer):
+    (syncer.store.root / "ballot").unlink()
+    with pytest.raises(CorruptState, match="may have voted before"):
+        restarted(syncer)
+
+
+def test_a_lost_ballot_is_not_made_anew_where_somebody_else_ever_voted(lone):
+    alone = project().charter
+    both = (*alone.voters, Voter(TWO.key, "witness", 0))
+    for revision, voters in ((2, both), (3, alone.voters)):
+        charter = msgspec.structs.replace(alone, revision=revision, voters=voters)
+        lone.commit(CharterAdopted(sealed_charter(charter)))
+    (lone.store.root / "ballot").unlink()
+    with pytest.raises(CorruptState, match="may have voted before"):
+        restarted(lone)
 
 
 def test_a_checkpoint_that_vanished_is_as_good_as_damaged(syncer):

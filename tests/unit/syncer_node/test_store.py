@@ -276,6 +276,12 @@ def damage_truncated_meta(place):
     os.truncate(place / "meta", 3)
 
 
+def damage_a_bit_of_meta(place):
+    content = bytearray((place / "meta").read_bytes())
+    content[len(content) // 2] ^= 1
+    (place / "meta").write_bytes(content)
+
+
 def damage_noise_in_meta(place):
     (place / "meta").write_bytes(b"\xc1" * 50)
 

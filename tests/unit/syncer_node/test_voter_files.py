@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+import msgspec
 import pytest
 
 from host.runtime.atomic_files import DiskFull
@@ -98,6 +99,22 @@ def test_a_damaged_ballot_is_refused_in_words(files, noise):
     (files.root / "ballot").write_bytes(noise)
     with pytest.raises(CorruptState, match="cannot be read"):
         again(files).boot()
+
+
+def test_no_flipped_bit_of_a_ballot_makes_another_vote(files):
+    filled(files)
+    files.save_ballot(files.boot().in_term(7, TWO.key))
+    held = (files.root / "ballot").read_bytes()
+    for at in range(len(held)):
+        (files.root / "ballot").write_bytes(held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :])
+        with pytest.raises(CorruptState, match="cannot be read"):
+            files.boot()
+
+
+def test_a_ballot_from_before_there_were_seals_is_one(files):
+    ballot = files.boot().in_term(7, TWO.key)
+    (files.root / "ballot").write_bytes(msgspec.msgpack.encode(ballot))
+    assert again(files).boot().term == 7
 
 
 def test_the_ballot_is_closed_to_other_users(files):
