@@ -25,6 +25,7 @@ from simulator.compare.setting import Setting
 if TYPE_CHECKING:
     from simulator.compare.algorithms import Algorithm
     from simulator.compare.results import Folder, Summary
+    from simulator.compare.tuning import Point
 
 
 @Parameter(name="*")
@@ -238,23 +239,33 @@ def _tune(
 
     _, charter = trial_project.sign(file, tuning.settings[0], home)
     search = Search(algorithm.ranges, tuning.trials, algorithm.untuned(charter))
-    with run_progress.bars(console, tuning.trials * len(tuning.settings)) as watch:
-        for point in search:
-            settings = search.settings(point)
-            losses = []
-            for one in _plan([algorithm.tuned(settings)], tuning.settings, file, home):
-                tell = watch(f"{algorithm.name}: {summary(settings)}")
-                if one.key not in folder.runs:
-                    _do(one, folder, home, tell, settings, is_trial=True)
-                losses.append(folder.runs[one.key].eval_loss)
-            search.tell(point, fmean(losses))
+
+    def attempt(points: Iterator[Point], count: int) -> None:
+        with run_progress.bars(console, count * len(tuning.settings)) as watch:
+            for point in points:
+                settings = search.settings(point)
+                losses = []
+                for one in _plan([algorithm.tuned(settings)], tuning.settings, file, home):
+                    tell = watch(f"{algorithm.name}: {summary(settings)}")
+                    if one.key not in folder.runs:
+                        _do(one, folder, home, tell, settings, is_trial=True)
+                    losses.append(folder.runs[one.key].eval_loss)
+                search.tell(point, fmean(losses))
+
+    attempt(iter(search), tuning.trials)
+    if search.at_edge:
+        console.print(
+            f"{algorithm.name}: {', '.join(search.at_edge)} at the end of what was tried; at most"
+            f" {search.trials_past_edges} more trials"
+        )
+        attempt(search.past_edges(), search.trials_past_edges)
     best = search.settings(search.best)
     console.print(
         f"{algorithm.name}: {summary(best)} is the best of {len(search.losses)} trials"
         f" ({search.losses[search.best]:.4f})"
     )
     for key in search.at_edge:
-        console.print(f"  {key} is at the end of what was tried: give it more trials")
+        console.print(f"  {key} is still at the end of what was tried: give it more trials")
     return best
 
 

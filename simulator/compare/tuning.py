@@ -3,8 +3,9 @@
 The first trial is what the project and the algorithm have. With it the first half of the trials
 spreads over the ranges (a Halton sequence); the second half goes from the best one outwards, one
 setting at a time, in steps that halve once none of them helps. A best trial at the edge of a range
-is no optimum: the search may leave the range there. Nothing is drawn, so a search that is
-interrupted, or given more trials, goes on where it was.
+is no optimum: the search may leave the range there, and where its last trial still leaves a setting
+at the end of what was tried, more trials follow, along that setting alone. Nothing is drawn, so a
+search that is interrupted, or given more trials, goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Point = tuple[float, ...]
 PRIMES: Final = (2, 3, 5, 7, 11, 13)
 SPREAD_FRAC: Final = 0.5
 """Share of the trials that spread over the ranges."""
+PAST_EDGES_FRAC: Final = 0.5
+"""Trials that may follow where the best one lies at an edge, as a share of the others."""
 FIRST_STEP: Final = 0.25
 """Of a range, from the best trial outwards."""
 LEAST_STEP: Final = 1 / 64
@@ -105,13 +108,33 @@ class Search:
     @property
     def at_edge(self) -> tuple[str, ...]:
         """Settings whose best value may lie beyond everything that was tried."""
+        return tuple(self.ranges[axis].key for axis, _ in self._edges())
+
+    @property
+    def trials_past_edges(self) -> int:
+        """How many `past_edges` may ask for, at most."""
+        return math.ceil(PAST_EDGES_FRAC * self.trials)
+
+    def past_edges(self) -> Iterator[Point]:
+        """Behind all trials: past each edge that the best one lies at, until it lies at none."""
+        for _ in range(self.trials_past_edges):
+            edges = self._edges()
+            if not edges:
+                return
+            axis, towards = edges[0]
+            best = self.best
+            yield (*best[:axis], best[axis] + towards * FIRST_STEP, *best[axis + 1 :])
+
+    def _edges(self) -> list[tuple[int, int]]:
+        """Where the best trial lies at the end of what was tried and may go on: axis, direction."""
         found = []
         for axis, one in enumerate(self.ranges):
             tried = [point[axis] for point in self.losses]
             low, high, here = min(0.0, *tried), max(1.0, *tried), self.best[axis]
-            if here <= low + EDGE or (here >= high - EDGE and one.exists(high + EDGE)):
-                found.append(one.key)
-        return tuple(found)
+            for towards, is_there in ((-1, here <= low + EDGE), (1, here >= high - EDGE)):
+                if is_there and one.has(here + towards * FIRST_STEP):
+                    found.append((axis, towards))
+        return found
 
     def _outwards(self) -> Iterator[Point]:
         """From the best trial, along each setting in turn."""

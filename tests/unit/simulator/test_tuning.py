@@ -56,9 +56,40 @@ def test_a_search_leaves_a_range_whose_edge_is_best():
     assert search.at_edge == ()
 
 
+def went_past_edges(search, loss):
+    points = []
+    for point in search.past_edges():
+        points.append(point)
+        search.tell(point, loss(search.settings(point)))
+    return points
+
+
 def test_a_best_value_that_nothing_bounds_is_told():
-    search = searched([RATE], 8, lambda settings: -settings["inner.learning_rate"])
+    def loss(settings):
+        return -settings["inner.learning_rate"]
+
+    search = searched([RATE], 8, loss)
     assert search.at_edge == ("inner.learning_rate",)
+    assert 0 < len(went_past_edges(search, loss)) <= search.trials_past_edges == 4
+
+
+@pytest.mark.parametrize(("rate", "memory"), [(0.4, 0.5), (0.0003, 0.97)])
+def test_more_trials_follow_until_the_best_value_lies_inside(rate, memory):
+    loss = bowl(learning_rate=rate, momentum=memory)
+    search = searched([RATE, MEMORY], 6, loss)
+    at_edge, lowest, before = search.at_edge, search.losses[search.best], len(search.losses)
+    points = went_past_edges(search, loss)
+    assert at_edge
+    assert points
+    assert search.at_edge == ()
+    assert search.losses[search.best] <= lowest
+    assert len(search.losses) == before + len(points), "none of them was tried before"
+
+
+def test_no_trial_follows_where_the_best_value_lies_inside():
+    search = searched([RATE, MEMORY], 16, bowl(learning_rate=0.01, momentum=0.6))
+    assert search.at_edge == ()
+    assert list(search.past_edges()) == []
 
 
 def test_a_memory_stays_between_nothing_and_everything():
