@@ -13,6 +13,7 @@ import fcntl
 import os
 import shlex
 import stat
+import tempfile
 from io import FileIO
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
+from host.runtime.atomic_files import sync
 from protocol.errors import MalformedMessage, UserError
 from protocol.ids import NodeKey
 
@@ -83,23 +85,37 @@ def load_or_create(path: Path) -> Identity:
 
 
 def store(private: Ed25519PrivateKey, path: Path) -> None:
-    """Makes `private` the key at `path`, unless there is one already. Raises OSError."""
+    """Makes `private` the key at `path`, unless there is one already. Raises OSError.
+
+    Durable, and whole at every moment: half a key would be refused at every later start, and a
+    host that forgot it in a power failure would be somebody else.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = (
         _PRIVATE_PREFIX + private.private_bytes_raw() + private.public_key().public_bytes_raw()
     )
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = Path(name)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return  # another process was faster: its key is the host's key
-    try:
-        os.write(handle, content)
-        os.fsync(handle)
-    except OSError:
-        path.unlink()  # half a key would be refused as damaged at every later start
-        raise
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        _name(partial, path)
+        sync(path.parent)
     finally:
-        os.close(handle)
+        partial.unlink(missing_ok=True)
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Give the file its name, unless another process was faster: then its key is the host's."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return
+    except OSError:  # This file system has no second names for a file.
+        if not path.exists():
+            partial.replace(path)
 
 
 def _load(path: Path) -> Identity:
@@ -120,8 +136,9 @@ def _load(path: Path) -> Identity:
         if private.public_key().public_bytes_raw() == public:
             return Identity(private, path)
     raise UserError(
-        f"The key file {path} is damaged or is not a Shoal key. Restore it from a copy, or move it "
-        "away to get a new identity at the next start."
+        f"The key file {path} is damaged or is not a Shoal key. Move it away. If you have a "
+        "backup: shoal identity import BACKUP. Without one the next start makes a new identity, "
+        "which has nothing of this one: no vote, no contributions, no project."
     )
 
 

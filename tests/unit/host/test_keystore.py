@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -62,6 +63,44 @@ def test_a_damaged_key_is_refused(tmp_path, damage):
     path.write_bytes(changed)
     with pytest.raises(UserError, match="damaged"):
         keystore.load_or_create(path)
+
+
+def test_who_starts_while_a_key_is_being_made_has_the_same_one(tmp_path, monkeypatch):
+    path, met, fsync = tmp_path / "key", [], os.fsync
+
+    def slow(handle):
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert not path.exists(), "it is whole before it has its name"
+        met.append(keystore.load_or_create(path))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    first = keystore.load_or_create(path)
+    assert [one.key for one in met] == [first.key]
+    assert os.listdir(tmp_path) == ["key"]
+
+
+def test_a_key_that_could_not_be_written_is_not_there_at_the_next_start(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        keystore.load_or_create(tmp_path / "key")
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    keystore.load_or_create(tmp_path / "key")
+
+
+def test_a_key_needs_no_second_name_for_a_file(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = keystore.load_or_create(tmp_path / "key")
+    assert keystore.load_or_create(tmp_path / "key").key == first.key
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["key"]
 
 
 def test_a_path_that_cannot_be_written_is_a_user_error(tmp_path):
