@@ -36,17 +36,31 @@ CLIENTS_MAX = 32
 IDLE_S = 60.0
 """A viewer that asks nothing for this long is disconnected and simply connects again."""
 
+LOOK_S = 10.0
+"""Between two looks whether the socket is still there."""
+
 log = logging.getLogger("shoal.control")
 
 
 class ControlServer:
-    """Answers the verbs in `handlers` on the socket at `path`, from `start` until `close`."""
+    """Answers the verbs in `handlers` on the socket at `path`, from `start` until `close`.
+
+    A daemon runs for months, and whoever tidies up its home meanwhile would cut it off from `shoal
+    status` and `shoal stop`: a socket that was removed is made again.
+    """
 
     def __init__(
-        self, path: Path, handlers: Mapping[str, Verb], *, monitor: MonitorAt | None = None
+        self,
+        path: Path,
+        handlers: Mapping[str, Verb],
+        *,
+        monitor: MonitorAt | None = None,
     ) -> None:
         """monitor: where to answer over HTTP as well, read-only; None: nowhere."""
         self.path = path
+        self._looking: asyncio.Task[None] | None = None
+        self._trouble = ""
+        """Why the socket could not be made again, when that was last tried."""
         self._handlers = dict(handlers)
         self._monitor: Monitor | None = None
         if monitor is not None:
@@ -62,9 +76,7 @@ class ControlServer:
     async def start(self) -> None:
         """Begin to answer. UserError when a live daemon holds the socket or its place is unsafe."""
         try:
-            _check_directory(self.path.parent)
-            self._server = await asyncio.start_unix_server(self._serve, sock=_bind(self.path))
-            self._inode = self.path.stat().st_ino
+            await self._listen()
         except OSError as error:
             raise UserError(
                 f"The control socket {self.path} cannot be made: {error.strerror}. "
@@ -76,6 +88,33 @@ class ControlServer:
             except UserError:
                 await self.close()
                 raise
+        self._looking = asyncio.create_task(self._look_again(), name="control socket")
+
+    async def _listen(self) -> None:
+        _check_directory(self.path.parent)
+        self._server = await asyncio.start_unix_server(self._serve, sock=_bind(self.path))
+        self._inode = self.path.stat().st_ino
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Make the socket again if somebody removed it; what took its place is left alone."""
+        if self.path.exists():
+            return
+        if self._server is not None:
+            self._server.close()
+        try:
+            await self._listen()
+        except (OSError, UserError) as error:
+            if str(error) != self._trouble:
+                log.warning("the control socket was removed and cannot be made: %s", error)
+            self._trouble = str(error)
+        else:
+            self._trouble = ""
+            log.warning("somebody removed the control socket; made it again")
 
     async def _status(self) -> dict[str, Any]:
         """What the daemon says about itself, for the monitor."""
@@ -85,6 +124,8 @@ class ControlServer:
 
     async def close(self) -> None:
         """Stop answering, disconnect everybody, and remove the socket; takes at most 2 s."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._monitor is not None:
             await self._monitor.close()
         if self._server is None:

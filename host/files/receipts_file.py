@@ -80,6 +80,7 @@ class Contributions:
         proven = (*(old for old in self._proven if old.credit.place != one.credit.place), one)
         book = receipts.make_book(self._genesis, (*self._charters, charter), proven, self._identity)
         try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self.path, receipts.encode_book(book))
         except OSError as error:
             raise TransientError(f"{self.path} cannot be written: {error.strerror}") from error

@@ -92,6 +92,21 @@ class ShardFiles:
         with self._lock:
             return sorted(self._good)
 
+    def mend(self) -> set[int]:
+        """The numbers of shards that were here and are gone, as somebody tidied up; the list of
+        shards is written again if it is too. UserError if it cannot be. Cost: looks for each file.
+        """
+        if self.table is None or self._manifest is None:
+            return set()
+        if not (self.folder / MANIFEST).is_file():
+            self._write(self.folder / MANIFEST, self._manifest)
+        with self._lock:
+            held = set(self._good)
+        gone = {number for number in held if not self.path(self.table.shards[number]).is_file()}
+        with self._lock:
+            self._good -= gone
+        return gone
+
     def find(self, digest: Digest) -> memoryview | None:
         """The shard or the list with this digest, if it is known to be here; reads nothing."""
         if self.pinned is not None and digest == self.pinned.manifest:

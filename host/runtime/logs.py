@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import os
@@ -72,6 +73,39 @@ class _Lines(logging.Formatter):
         return msgspec.json.encode(line).decode() if self._is_json else line.human()
 
 
+class _KeptFile(logging.handlers.RotatingFileHandler):
+    """The rotated file. Made again if somebody removes it; a disk that is full only costs lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._follow()
+        except OSError:
+            self.handleError(record)
+        else:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that could not be written is gone; what else fails over a line is a bug."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def _follow(self) -> None:
+        """Leave a file that has lost its name: nobody would ever read what is written there."""
+        path = Path(self.baseFilename)
+        try:
+            is_ours = self.stream is not None and os.path.samestat(
+                path.stat(), os.fstat(self.stream.fileno())
+            )
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            former, self.stream = self.stream, self._open()
+            if former is not None:
+                with contextlib.suppress(OSError):  # Lines that a full disk did not take.
+                    former.close()
+
+
 class _NewsOfTheLink(logging.Filter):
     """Lets each thing that the link to the syncer says through once, until it stands again.
 
@@ -105,9 +139,7 @@ def set_up(path: Path, *, is_json: bool | None) -> None:
     for old in list(shoal.handlers):
         shoal.removeHandler(old)
         old.close()
-    kept = logging.handlers.RotatingFileHandler(
-        path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
-    )
+    kept = _KeptFile(path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8")
     kept.setFormatter(_Lines(is_json=True))
     shoal.addHandler(kept)
     screen = logging.StreamHandler(sys.stderr)

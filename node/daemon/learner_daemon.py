@@ -458,7 +458,7 @@ class LearnerDaemon:
 
     async def _start(self, job: jobs.StartTrainer) -> JobResult:
         """Start a trainer, which goes on from a snapshot's part if there is one."""
-        self.published.begin()
+        await self.published.begin()
         ready = await self.trainer.start(job)
         if isinstance(ready, jobs.TrainerReady):
             return await self.parts.restore(ready, job.inner)

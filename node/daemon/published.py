@@ -48,10 +48,10 @@ class PublishedData:
     def _other_bytes(self) -> int:
         return tree_bytes(self._kept) - tree_bytes([self.files.folder])
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """A trainer starts, with nothing to read."""
         if self.fetcher is not None:
-            self.fetcher.begin()
+            await self.fetcher.begin()
 
     def feed(self, action: jobs.Feed | jobs.DropFed) -> None:
         """Text was leased to this learner, or all of it to others."""

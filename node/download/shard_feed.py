@@ -156,6 +156,11 @@ class ShardFeed:
         for number in numbers:
             self._use(number)
 
+    def lost(self, numbers: Iterable[int]) -> None:
+        """These shards are no longer on the disk; they are fetched again if they are wanted."""
+        for number in numbers:
+            self._held.pop(number, None)
+
     def is_here(self, numbers: Iterable[int]) -> bool:
         """Whether all of them are."""
         return all(number in self._held for number in numbers)

@@ -80,9 +80,18 @@ class ShardFetcher:
 
     # What the daemon tells.
 
-    def begin(self) -> None:
-        """A trainer starts, with nothing to read."""
+    async def begin(self) -> None:
+        """A trainer starts, with nothing to read. The last one may have missed what is gone."""
         self.feed.begin()
+        try:
+            gone = await asyncio.to_thread(self.files.mend)
+        except UserError as error:
+            self.notice(str(error))
+            return
+        if gone:
+            log.warning("%d shards of the text are no longer on the disk", len(gone))
+            self.feed.lost(gone)
+        self._wake()
 
     def take(self, action: jobs.Feed | jobs.DropFed) -> None:
         """Text was leased to this learner, or all of it to others."""

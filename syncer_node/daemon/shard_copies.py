@@ -1,7 +1,7 @@
 """Published data on the disk of every syncer: what one lacks it copies from others, bit by bit.
 
-So the text outlives the machine that signed the project. Shards are few beside payloads of merges,
-so they are copied one after the other, and no faster than `RATE`.
+So the text outlives the machine that signed the project, and a tidied disk. Shards are few beside
+payloads of merges, so they are copied one after the other, and no faster than `RATE`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ RATE: Final = 4e6
 """Bytes per second: a line of 100 Mbit/s keeps two thirds for merges."""
 
 AGAIN: Final = Backoff((1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0))
+LOOK_EVERY_S: Final = 300.0
+"""Between two looks whether all that was here still is."""
+
 ASKED_MAX: Final = 8
 """Connected hosts that are asked beside the other syncers."""
 
@@ -41,15 +44,26 @@ class ShardCopies:
     """The other ones of the charter."""
 
     async def run(self) -> None:
-        """Returns when everything is here, or the disk is full; at once if nothing is published."""
+        """Works until it is cancelled; returns at once if nothing is published."""
         if self.files.pinned is None:
             return
         held = await asyncio.to_thread(self.files.look)
         log.info("gives %d shards of the project's data", len(held))
-        try:
-            await self._complete(held)
-        except (UserError, DiskFull) as error:
-            log.warning("copies no more of the project's data: %s", error)
+        said = ""
+        while True:
+            try:
+                await self.complete()
+                said = ""
+            except (UserError, DiskFull) as error:
+                if str(error) != said:
+                    log.warning("copies no more of the project's data for now: %s", error)
+                said = str(error)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def complete(self) -> None:
+        """Returns when everything is here. UserError or DiskFull where it cannot be written."""
+        await asyncio.to_thread(self.files.mend)
+        await self._complete(await asyncio.to_thread(self.files.look))
 
     async def _complete(self, held: Iterable[int]) -> None:
         pinned = self.files.pinned

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +196,52 @@ def test_the_socket_of_a_killed_daemon_is_replaced(path):
     answer = run_with(path, {"status": lambda _: {"n": 1}}, lambda: client.call(path, "status"))
     assert answer == {"n": 1}
     assert not path.exists()
+
+
+async def looked(path, *damages):
+    """What `status` answers once the server has looked after each of these."""
+    server = ControlServer(path, {"status": lambda _: {"state": "up"}})
+    await server.start()
+    try:
+        for damage in damages:
+            damage(path)
+            await server.look()
+        return await asyncio.to_thread(client.call, path, "status")
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("remove", [Path.unlink, lambda path: shutil.rmtree(path.parent)])
+def test_a_socket_that_somebody_removed_is_made_again(path, remove, caplog):
+    assert asyncio.run(looked(path, remove)) == {"state": "up"}
+    assert not path.exists(), "it is removed with its server"
+    assert "made it again" in caplog.text
+
+
+def test_a_socket_is_made_with_the_same_rights(path):
+    seen = []
+    asyncio.run(looked(path, Path.unlink, lambda path: seen.append(path.stat().st_mode)))
+    assert [stat.S_IMODE(mode) for mode in seen] == [0o600]
+
+
+def test_a_place_that_is_closed_to_the_socket_is_said_once(path, caplog):
+    def block(path):
+        shutil.rmtree(path.parent)
+        path.parent.write_text("in the way")
+
+    damages = (block, lambda _: None, lambda path: path.parent.unlink())
+    assert asyncio.run(looked(path, *damages)) == {"state": "up"}
+    assert caplog.text.count("cannot be made") == 1
+
+
+def test_what_stands_in_the_place_of_the_socket_is_left_alone(path):
+    def replace(path):
+        path.unlink()
+        path.write_text("mine")
+
+    with pytest.raises(TransientError):
+        asyncio.run(looked(path, replace))
+    assert path.read_text() == "mine"
 
 
 def test_the_socket_of_a_live_daemon_is_refused(path):

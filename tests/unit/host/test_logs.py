@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -49,3 +52,31 @@ def test_the_file_has_all_of_it(told):
     told(*CYCLE, *CYCLE)
     kept = [msgspec.json.decode(line) for line in told.path.read_bytes().splitlines()]
     assert [line["fact"] for line in kept] == ["LinkChanged"] * 8
+
+
+def kept(path):
+    return [msgspec.json.decode(line)["text"] for line in path.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("remove", [Path.unlink, lambda path: shutil.rmtree(path.parent)])
+def test_a_file_that_somebody_removed_is_made_again(told, remove):
+    told(CYCLE[0])
+    remove(told.path)
+    assert told(CYCLE[1], CYCLE[2])
+    assert kept(told.path) == [CYCLE[1].text, CYCLE[2].text]
+
+
+def test_the_file_is_rotated_when_it_is_long(told, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("shoal").handlers[0], "maxBytes", 300)
+    told(*CYCLE, *CYCLE)
+    assert len(kept(told.path)) < 8
+    assert len(kept(told.path)) + len(kept(told.path.with_name("daemon.log.1"))) >= 4
+
+
+def test_a_full_disk_costs_the_files_lines_and_says_nothing_on_the_terminal(told):
+    told.path.unlink()
+    told.path.symlink_to("/dev/full")
+    assert told(CYCLE[0]) == ["looking for the syncer"]
+    told.path.unlink()
+    told(CYCLE[1])
+    assert kept(told.path) == [CYCLE[1].text]

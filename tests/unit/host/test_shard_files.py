@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from host.files.shard_files import HOST, ShardFiles
@@ -43,6 +45,23 @@ def test_a_shard_is_kept_found_and_thrown_away(home, tmp_path):
     files.evict(3)
     assert files.find(one.digest) is None
     assert elsewhere(home, tmp_path).look() == []
+
+
+def test_what_somebody_removed_is_missed_and_the_list_of_shards_written_again(home, tmp_path):
+    given, files = ShardFiles(*home), elsewhere(home, tmp_path)
+    given.look()
+    for number in (3, 5):
+        files.keep(number, given.find(files.table.shards[number].digest))
+    assert files.mend() == set()
+    files.path(files.table.shards[3]).unlink()
+    assert files.mend() == {3}
+    assert files.find(files.table.shards[3].digest) is None
+    assert files.look() == [5]
+    shutil.rmtree(tmp_path / "cache")
+    assert files.mend() == {5}
+    assert files.held_bytes == 0
+    again = ShardFiles(tmp_path / "cache", home[1], "learner-ada")
+    assert again.table.shards == files.table.shards
 
 
 def test_one_changed_byte_is_refused(home, tmp_path):

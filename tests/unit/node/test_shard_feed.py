@@ -226,6 +226,17 @@ def test_a_new_trainer_begins_with_nothing_and_keeps_what_is_on_the_disk():
     assert made.orders(1.0) == [Release(Span(2, 4, 1))]
 
 
+def test_a_shard_that_is_gone_from_the_disk_is_asked_for_again():
+    made = feed()
+    made.feed([Span(0, 4, 0)])
+    assert served(made) == [Span(0, 4, 0)]
+    made.begin()
+    made.lost([made.table.at(0), made.table.at(50)])
+    assert made.held == 0
+    made.feed([Span(0, 4, 0)])
+    assert asked(made.orders(1.0)) == [made.table.at(0)]
+
+
 def test_a_long_lease_of_short_shards_is_looked_at_in_pieces():
     made = feed(blocks=3000)
     made.feed([Span(0, 3000, 0)])

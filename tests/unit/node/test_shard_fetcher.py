@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import asynccontextmanager
 
 import pytest
 
-from host.files.shard_files import ShardFiles
+from host.files.shard_files import MANIFEST, ShardFiles
 from host.runtime.lifecycle import background
 from node.download.shard_fetcher import NotHere, ShardFetcher
 from node.machine import jobs
@@ -130,6 +131,37 @@ def test_leased_text_comes_from_the_host_and_is_there_after_a_restart(genesis_an
             assert len(hosts.asked) == 3
             number = learner.files.table.at(0)
             assert learner.files.find(learner.files.table.shards[number].digest) is not None
+
+    run(main())
+
+
+def test_text_comes_again_where_somebody_removed_it(genesis_and_host, tmp_path):
+    hosts = Hosts(host=genesis_and_host[1])
+
+    async def main():
+        async with Learner(genesis_and_host, tmp_path, hosts).at_work() as learner:
+            learner.feed((0, 3 * learner.shard))
+            await learner.until(lambda: learner.blocks == 3 * learner.shard)
+            shutil.rmtree(learner.files.folder.parent)
+            await learner.fetcher.begin()
+            assert (learner.files.folder / MANIFEST).is_file()
+            learner.feed((0, 2 * learner.shard))
+            await learner.until(lambda: learner.blocks == 5 * learner.shard)
+            assert len(hosts.asked) == 5
+            for at in (0, learner.shard):
+                one = learner.files.table.shards[learner.files.table.at(at)]
+                assert learner.files.path(one).is_file()
+
+    run(main())
+
+
+def test_a_disk_that_takes_no_list_of_shards_is_said(genesis_and_host, tmp_path):
+    async def main():
+        learner = Learner(genesis_and_host, tmp_path / "cache", Hosts())
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "cache").write_text("in the way")
+        await learner.fetcher.begin()
+        assert [said for said in learner.notices if "cannot be written" in said]
 
     run(main())
 

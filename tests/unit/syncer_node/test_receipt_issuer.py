@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import msgspec
 import pytest
@@ -414,6 +415,14 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(book, signed):
     credit = real_credit(charter, keys, 12)
     again.keep(sign_credit(credit, keys["syncer"]), envelope)
     assert read_book(book.path).newest == credit
+
+
+def test_all_receipts_are_written_again_where_somebody_removed_them(book, signed):
+    _, charter, envelope, keys = signed
+    shutil.rmtree(book.path.parent)
+    credit = real_credit(charter, keys, 12, at_s=12 * DAY_S)
+    book.keep(sign_credit(credit, keys["syncer"]), envelope)
+    assert [one.credit.merges for one in read_book(book.path).proven] == [5, 9, 12]
 
 
 def test_the_file_is_readable_json(book):

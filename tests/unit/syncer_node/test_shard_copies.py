@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -48,7 +49,7 @@ def published(tmp_path_factory):
 
 
 def copied(hosts, files):
-    asyncio.run(asyncio.wait_for(ShardCopies(hosts, files, lambda: [FIRST]).run(), 60.0))
+    asyncio.run(asyncio.wait_for(ShardCopies(hosts, files, lambda: [FIRST]).complete(), 60.0))
 
 
 def test_a_syncer_without_any_has_all_of_them_in_the_end(published, tmp_path):
@@ -62,6 +63,16 @@ def test_a_syncer_without_any_has_all_of_them_in_the_end(published, tmp_path):
     asked = hosts.asked
     copied(hosts, again)
     assert hosts.asked == asked
+
+
+def test_what_somebody_removed_is_copied_again(published, tmp_path):
+    genesis, given = published
+    hosts, files = Hosts(given), ShardFiles(tmp_path, genesis)
+    copied(hosts, files)
+    shutil.rmtree(files.folder)
+    copied(hosts, files)
+    again = ShardFiles(tmp_path, genesis)
+    assert again.look() == list(range(len(given.table.shards)))
 
 
 def test_who_sends_something_else_is_passed_over(published, tmp_path):
