@@ -17,8 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if foreign is not None:
         print(f"error: {foreign}", file=sys.stderr)
         return 2
-    from shoal.common import failures
+    from shoal.common import failures, plain_terminal
 
+    plain_terminal.use_stand_ins()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if "SHOAL_ENDS_WITH_PARENT" in os.environ:

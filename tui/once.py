@@ -13,8 +13,9 @@ from tui.frames.frame import Frame
 from tui.frames.history import History, sample
 from tui.frames.scene import Scene
 from tui.sources.live import Source
-from tui.text import fmt, theme
+from tui.text import fmt
 from tui.text.election import leads
+from tui.text.plain import plain
 from tui.views import banner, facts, overview, peers, picture, roster, syncer, this_node
 
 WAIT_S = 3.0
@@ -50,10 +51,8 @@ def text(frame: Frame, width: int, *, is_ascii: bool = False) -> str:
         told = facts.news_in_words(now, EVENTS_SHOWN)
         events = facts.event_lines(told, width, EVENTS_SHOWN, now.paint)
         made += [Text(), *events]
-    plain = "\n".join(line.plain.rstrip() for line in made)
-    if is_ascii:
-        plain = "\n".join(theme.plain(line) for line in plain.split("\n"))
-    return plain
+    lines = [line.plain.rstrip() for line in made]
+    return "\n".join(map(plain, lines) if is_ascii else lines)
 
 
 def _peers(now: Scene, width: int) -> list[Text]:

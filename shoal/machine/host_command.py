@@ -117,6 +117,7 @@ def _made(
     home: Home,
 ) -> Iterator[str]:
     """Writes the project file; what there is to say of it. asked: values by dotted key."""
+    _require_text(place)
     source = source_of(place)
     if source == "chats" and base is None:
         raise UserError(
@@ -141,6 +142,17 @@ def _made(
         yield f"{frac:.0%} of the texts are held out to measure progress, for there are few"
     write_new(path, text.encode())
     yield from (f"wrote {path}, with every setting explained", *facts)
+
+
+def _require_text(place: Path) -> None:
+    """UserError for a path that no project file can name, as that is text in UTF-8."""
+    try:
+        str(place).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"The name {str(place)!r} has bytes that are no text in UTF-8. Rename it, or give a "
+            "link to it: ln -s"
+        ) from error
 
 
 def source_of(place: Path) -> str:

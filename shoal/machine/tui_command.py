@@ -24,6 +24,7 @@ from protocol.errors import UserError
 from shoal.common.choices import HomeHere, option, switch
 from shoal.common.exit_codes import ExitCode
 from shoal.common.looking_on import observer
+from shoal.common.plain_terminal import is_plain
 
 if TYPE_CHECKING:
     from tui.sources.live import Endpoint, Source
@@ -67,7 +68,7 @@ def _look(home: Home, options: TuiOptions) -> int:
 
             width = shutil.get_terminal_size((100, 40)).columns
             frame = once.frame_of(source)
-            print(once.text(frame, width, is_ascii=options.ascii))
+            print(once.text(frame, width, is_ascii=options.ascii or is_plain()))
             return ExitCode.DONE if frame.statuses else ExitCode.NOT_REACHABLE
         # In a browser the page is the terminal, and this process only has pipes.
         if not sys.stdout.isatty() and WEB_DRIVER not in os.environ:
@@ -81,7 +82,7 @@ def _look(home: Home, options: TuiOptions) -> int:
             from tui import app
 
         is_readonly = options.readonly or options.link is not None
-        return app.run(source, is_readonly=is_readonly, is_ascii=options.ascii)
+        return app.run(source, is_readonly=is_readonly, is_ascii=options.ascii or is_plain())
 
 
 def _serve(home: Home, options: TuiOptions) -> int:

@@ -33,7 +33,8 @@ STATUS_OURS = {
     "protocol.peers": "code_words project_code",
     "shoal": "__main__",
     "shoal.cli": "app",
-    "shoal.common": "choices daemons exit_codes extras failures verdicts versions writing",
+    "shoal.common": "choices daemons exit_codes extras failures plain_terminal verdicts versions "
+    "writing",
     "shoal.machine": "status_command",
     "tui.frames": "frame history scene traffic verdict",
     "tui.text": "election fmt node_view owner_limits paint snapshots standstill status_rows "

@@ -1,20 +1,17 @@
-"""Colours, and what stands in for characters that a plain terminal lacks.
+"""Colours, and the filter of a screen of plain characters.
 
 Colour only adds: whatever it says is also said by a letter or a word.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from functools import lru_cache
-
-from rich.cells import cell_len
 from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 from textual.theme import Theme
 
 from tui.text.paint import Paint
+from tui.text.plain import plain
 
 
 def paint_of(theme: Theme) -> Paint:
@@ -95,53 +92,6 @@ THEMES = (
     ),
 )
 THEME = THEMES[0].name
-
-_PLAIN = {
-    **dict.fromkeys("─━═╌┄╴╶╸╺▔", "-"),
-    **dict.fromkeys("│┃║▏▕▎▍┆╎", "|"),
-    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛╔╗╚╝╞╡", "+"),
-    **dict.fromkeys("█▓■●◼", "#"),
-    **dict.fromkeys("░□○◌", "."),
-    **dict.fromkeys("▒◐◑▌▐▋▊▉", "="),
-    **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True)),
-    **dict.fromkeys("▶▸►›→", ">"),
-    **dict.fromkeys("◀◂◄‹←", "<"),
-    **dict.fromkeys("▲△↑", "^"),
-    **dict.fromkeys("▼▽↓", "v"),
-    **dict.fromkeys("·•", "-"),
-    **dict.fromkeys("–—−", "-"),
-    **dict.fromkeys("’‘", "'"),
-    **dict.fromkeys("“”", '"'),
-    "…": "~",
-    "×": "x",
-    "✖": "X",
-    "✔": "v",
-    "✓": "v",
-    "⏎": "R",
-    "⣀": "_",
-    "\u00a0": " ",
-    "\u2800": " ",
-}
-
-
-@lru_cache(4096)
-def plain(text: str) -> str:
-    """`text` in ASCII, as wide as before."""
-    if text.isascii():
-        return text
-    return "".join(char if char.isascii() else _stand_in(char) for char in text)
-
-
-def _stand_in(char: str) -> str:
-    known = _PLAIN.get(char)
-    if known is not None:
-        return known
-    if "\u2800" < char <= "\u28ff":
-        return "*"
-    base = unicodedata.normalize("NFKD", char)[:1]
-    if base.isascii() and base.isprintable() and cell_len(char) == 1:
-        return base
-    return "?" * cell_len(char)
 
 
 class AsciiFilter(LineFilter):

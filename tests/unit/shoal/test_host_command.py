@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from pyarrow import Table, parquet
@@ -170,6 +171,14 @@ def test_a_name_that_cannot_be_used_is_said_at_once(started, texts, tmp_path, na
     assert main(["host", "letters", "--name", name]) == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.glob("*.toml"))
+
+
+def test_a_path_that_no_project_file_can_name_is_refused_in_words(started, tmp_path, capsys):
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    (place / "a.txt").write_text("some text " * 100)
+    assert main(["host", str(place), "--name", "Coffee"]) == 2
+    assert "no text in UTF-8" in capsys.readouterr().err
 
 
 def test_nothing_there_is_said(started, capsys):
