@@ -6,9 +6,12 @@ seconds, missing readings are None. Unlike wire messages these may gain fields a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
+
+ON_ITS_WAY: Final = "not in its swarm yet"
+"""How a daemon refuses every question until it is, with a colon and what keeps it."""
 
 
 class ProjectStatus(Struct, kw_only=True):

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +30,9 @@ from protocol.errors import (
     TransientError,
     UserError,
 )
+
+ENTERING: Final = "entering"
+"""Verb that only a daemon on its way into its swarm answers: with the project."""
 
 ANSWER_BYTES_MAX = 16 << 20
 """The daemon is trusted, but a foreign program behind the socket must not fill our memory."""

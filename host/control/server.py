@@ -55,9 +55,12 @@ class ControlServer:
         handlers: Mapping[str, Verb],
         *,
         monitor: MonitorAt | None = None,
+        otherwise: Verb | None = None,
     ) -> None:
-        """monitor: where to answer over HTTP as well, read-only; None: nowhere."""
+        """monitor: where to answer over HTTP as well, read-only; None: nowhere. otherwise: answers
+        whatever verb has no handler."""
         self.path = path
+        self._otherwise = otherwise
         self._looking: asyncio.Task[None] | None = None
         self._trouble = ""
         """Why the socket could not be made again, when that was last tried."""
@@ -184,7 +187,7 @@ class ControlServer:
         try:
             fields = decoders.msgpack_decoder(dict[str, Any]).decode(request)
             verb = fields.pop("verb", None)
-            handler = self._handlers.get(verb) if isinstance(verb, str) else None
+            handler = self._handlers.get(verb, self._otherwise) if isinstance(verb, str) else None
             if handler is None:
                 known = ", ".join(sorted(self._handlers))
                 return _refusal(f"This daemon does not know {verb!r}; it knows: {known}.", "user")

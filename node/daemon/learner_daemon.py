@@ -19,6 +19,7 @@ import msgspec
 
 from host.bulk.blob_store import BlobStore
 from host.bulk.giving import Giving
+from host.control.entering import Entering
 from host.control.event_log import EventLog
 from host.control.pace_meter import PaceMeter
 from host.control.server import ControlServer
@@ -105,9 +106,17 @@ async def _main(options: NodeOptions, identity: Identity, stopper: Stopper) -> i
     shown = f"learner {options.name} ({identity.key[:4].hex()}) for {options.link.name}"
     log.info("%s; log in %s", shown, options.home.log("learner", options.instance))
     transport = transport_of(options, identity, _tell_network)
+    socket = options.home.socket("learner", options.instance)
+    entering = Entering(socket, options.link.project, stopper)
+
+    def tell(reason: str, next_try_s: float) -> None:
+        entering.tell(reason)
+        tell_attempt(reason, next_try_s)
+
     try:
-        await transport.start_with_retry(tell_attempt)
-        genesis = await learn_project(options, transport, tell_attempt)
+        async with entering.answering():
+            await transport.start_with_retry(tell)
+            genesis = await learn_project(options, transport, tell)
         beginning = Beginning()
         while True:
             daemon = LearnerDaemon(options, identity, transport, genesis, beginning)

@@ -73,15 +73,24 @@ def _running(home: Home, membership: Membership) -> Daemon | None:
     """
     for daemon in home.daemons():
         if daemon.role == "learner" and daemon.instance == membership.joined.instance:
-            try:
-                status = daemons.ask_status(daemon)
-            except TransientError:
-                if daemons.is_dead(daemon):
-                    return None
-                raise
-            assert isinstance(status, NodeStatus)
-            return daemon if status.project.id == membership.link.project.hex() else None
+            project = _project_of(daemon)
+            return daemon if project == membership.link.project.hex() else None
     return None
+
+
+def _project_of(daemon: Daemon) -> str | None:
+    """The id of the project that a learner works for; None if it is dead. TransientError where it
+    does not say."""
+    try:
+        status = daemons.ask_status(daemon)
+    except TransientError:
+        if daemons.is_dead(daemon):
+            return None
+        with contextlib.suppress(UserError):  # It is no longer on its way: the next try will do.
+            return str(client.call(daemon.socket, client.ENTERING)["project"])
+        raise
+    assert isinstance(status, NodeStatus)
+    return status.project.id
 
 
 def _hand_in(daemon: Daemon) -> bool:

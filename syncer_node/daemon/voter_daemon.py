@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from host import addresses
+from host.control.entering import Entering
 from host.control.event_log import EventLog
 from host.control.server import ControlServer, Verb
 from host.driver import DrivenMachine, Driver
@@ -310,10 +311,15 @@ async def _main(
         map_port=options.network.map_port,
         hints=(*options.hints, *options.network.bootstrap, *kept_addresses(store)),
     )
+    entering = Entering(options.home.socket(role, options.instance), project.id, stopper)
+
+    def tell(reason: str, next_try_s: float) -> None:
+        entering.tell(reason)
+        log.warning("%s; next try in %.0f s", reason, next_try_s)
+
     try:
-        await transport.start_with_retry(
-            lambda reason, next_try_s: log.warning("%s; next try in %.0f s", reason, next_try_s)
-        )
+        async with entering.answering():
+            await transport.start_with_retry(tell)
         while True:
             code = await make(options, project, identity, transport).run(stopper)
             if code != RESTART_EXIT:

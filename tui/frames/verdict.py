@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from protocol import limits
 from protocol.standing import DOUBTED_BELOW
 from protocol.status import (
+    ON_ITS_WAY,
     DaemonStatus,
     NodeStatus,
     PeerRow,
@@ -106,8 +107,10 @@ def _own(scene: Scene, status: DaemonStatus) -> Verdict:
 def _unanswered(attached: Attached, quiet_s: float) -> str:
     if attached.has_ended:
         return f"The {attached.label} ended {fmt.whole(quiet_s)} ago. What you see is older."
+    reason = fmt.clean(attached.trouble, CHARS_MAX)
+    if reason.startswith(ON_ITS_WAY):
+        return f"The {attached.label} is {reason}"
     if attached.answered_s is None:
-        reason = fmt.clean(attached.trouble, CHARS_MAX)
         return f"The {attached.label} does not answer; trying again. {reason}".strip()
     said = f"The {attached.label} has not answered"
     if attached.trouble.startswith("No news from the swarm"):  # what an observer says of itself
@@ -134,7 +137,9 @@ def _with_others(scene: Scene, attached: Attached, verdict: Verdict) -> Verdict:
             sentence += f" The {other.label} ended {fmt.whole(quiet_s)} ago."
             continue
         word = f"The {other.label} has not answered for {fmt.whole(quiet_s)}."
-        if other.answered_s is None:
+        if other.trouble.startswith(ON_ITS_WAY):
+            word = f"The {other.label} is {ON_ITS_WAY}."
+        elif other.answered_s is None:
             word = f"The {other.label} does not answer."
         if level == "WELL":
             level, sentence = "CARE", f"{word} {_WELL.sub('', sentence)}"

@@ -30,8 +30,10 @@ from protocol.status import (
     WitnessStatus,
 )
 from tui.frames.frame import Attached, Frame
+from tui.frames.history import History
 from tui.frames.rates import Rates
-from tui.frames.verdict import judge_all
+from tui.frames.scene import Scene
+from tui.frames.verdict import judge, judge_all
 from tui.text import fmt, status_rows
 from tui.text.status_view import NOBODY, invitations, render
 
@@ -587,3 +589,15 @@ def test_a_daemon_that_does_not_answer_is_part_of_every_verdict():
     )
     said = judge_all(frame)[SYNCER.key]
     assert said.text == "[CARE] The learner osprey does not answer. 1 learner training."
+
+
+def test_a_daemon_on_its_way_into_the_swarm_is_said_to_be_that():
+    away = "not in its swarm yet: nobody answers"
+    learner = Attached(label="learner osprey", since_s=1e9, trouble=away)
+    alone = Frame(at_s=1e9, statuses=(), daemons=(learner,))
+    said = judge(Scene(frame=alone, history=History()))
+    assert said.text == "[TROUBLE] The learner osprey is not in its swarm yet: nobody answers"
+    syncer = Attached(label="syncer default", key=SYNCER.key, since_s=1e9, answered_s=1e9)
+    both = Frame(at_s=1e9, statuses=(led_by(0.5),), daemons=(syncer, learner))
+    said = judge_all(both)[SYNCER.key]
+    assert said.text == "[CARE] The learner osprey is not in its swarm yet. 1 learner training."
