@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from host.runtime.atomic_files import require_space, sync, write_atomically, writing
-from host.runtime.sealed_files import read_sealed, write_sealed
+from host.runtime.checked_files import read_checked, write_checked
 from protocol import decoders
 from protocol.errors import CorruptState, UserError
 from protocol.log.state import SwarmSummary
@@ -198,7 +198,7 @@ def checkpoint_at(place: Path, versions: list[int], summary: SwarmSummary | None
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         yield partial / "state.safetensors"
-        write_sealed(partial / "meta", msgspec.msgpack.encode((versions, summary)))
+        write_checked(partial / "meta", msgspec.msgpack.encode((versions, summary)))
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
         sync(place.parent)
@@ -233,7 +233,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
 def read_meta(place: Path) -> tuple[list[int], SwarmSummary | None]:
     """Fragment versions and folded log of a checkpoint, without its tensors. CorruptState."""
     try:
-        meta = read_sealed(place / "meta")
+        meta = read_checked(place / "meta")
         return decoders.msgpack_decoder(tuple[list[int], SwarmSummary | None]).decode(meta)
     except (OSError, ValueError, msgspec.MsgspecError, CorruptState) as error:
         raise CorruptState(f"the checkpoint {place} is damaged: {error}") from error

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from host.runtime.atomic_files import require_space, sync, writing
-from host.runtime.sealed_files import read_sealed, write_sealed
+from host.runtime.checked_files import read_checked, write_checked
 from protocol import decoders, wire
 from protocol.errors import CorruptState, RemoteError, TransientError
 from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
@@ -89,7 +89,7 @@ class VoterFiles:
     def _ballot(self) -> Ballot:
         path = self.root / "ballot"
         try:
-            return decoders.msgpack_decoder(Ballot).decode(read_sealed(path))
+            return decoders.msgpack_decoder(Ballot).decode(read_checked(path))
         except FileNotFoundError:
             if len(self.log):
                 raise CorruptState(
@@ -106,18 +106,18 @@ class VoterFiles:
     def save_ballot(self, ballot: Ballot) -> None:
         """Keep the ballot durably; with what this disk came to owe since it gave the ballot out."""
         owing = ballot.owing(*self._debt)
-        write_sealed(self.root / "ballot", msgspec.msgpack.encode(owing))
+        write_checked(self.root / "ballot", msgspec.msgpack.encode(owing))
 
     # The charter.
 
     def keep_charter(self, envelope: Envelope) -> None:
         """Keep the newest charter durably."""
-        write_sealed(self.root / "charter", wire.encode(envelope))
+        write_checked(self.root / "charter", wire.encode(envelope))
 
     def charter(self) -> Envelope | None:
         """The newest charter that was kept."""
         try:
-            return wire.decode(read_sealed(self.root / "charter"), Envelope)
+            return wire.decode(read_checked(self.root / "charter"), Envelope)
         except FileNotFoundError:
             return None
         except (OSError, RemoteError, CorruptState):
@@ -127,7 +127,7 @@ class VoterFiles:
 
     def keep_addresses(self, addresses: tuple[str, ...]) -> None:
         """Keep where the other voters were reached, for the next start."""
-        write_sealed(self.root / "voters", msgspec.msgpack.encode(addresses))
+        write_checked(self.root / "voters", msgspec.msgpack.encode(addresses))
 
     # The log.
 
@@ -235,7 +235,7 @@ class VoterFiles:
         head = record_hash(entry.record)
         stored = StoredFloor(record.index, record.term, head, entry, summary, origins, name)
         former = self.floor
-        write_sealed(self.root / "floor", msgspec.msgpack.encode(stored))
+        write_checked(self.root / "floor", msgspec.msgpack.encode(stored))
         self.close()
         self._open(stored)
         if former.log != name:
@@ -266,7 +266,7 @@ class VoterFiles:
         with writing(name):
             sync(self.root)
         stored = StoredFloor(floor, record.term, head, entry, summary, (), name)
-        write_sealed(self.root / "floor", msgspec.msgpack.encode(stored))
+        write_checked(self.root / "floor", msgspec.msgpack.encode(stored))
         former = (self.log, self.certificates)
         self.floor, self.log, self.certificates = stored, log, certificates
         for file in former:
@@ -353,7 +353,7 @@ class VoterFiles:
     def _read_floor(self) -> StoredFloor:
         path = self.root / "floor"
         try:
-            return decoders.msgpack_decoder(StoredFloor).decode(read_sealed(path))
+            return decoders.msgpack_decoder(StoredFloor).decode(read_checked(path))
         except FileNotFoundError:
             return StoredFloor(0, 0, NO_RECORD, None, None, (), "log")
         except (OSError, msgspec.MsgspecError, CorruptState) as error:
@@ -363,7 +363,7 @@ class VoterFiles:
 def kept_addresses(root: Path) -> tuple[str, ...]:
     """Where the other voters were reached before; empty if that is not known."""
     try:
-        return decoders.msgpack_decoder(tuple[str, ...]).decode(read_sealed(root / "voters"))
+        return decoders.msgpack_decoder(tuple[str, ...]).decode(read_checked(root / "voters"))
     except (OSError, msgspec.MsgspecError, CorruptState):
         return ()  # Only hints: the swarm is found without them too.
 

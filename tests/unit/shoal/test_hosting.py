@@ -19,7 +19,7 @@ from host.nat.reachability import Reachability
 from host.nat.relay import Relay
 from host.network.rate_limit import RateLimiter
 from host.options import WitnessOptions
-from host.runtime.sealed_files import read_sealed
+from host.runtime.checked_files import read_checked
 from host.transport import Traffic, TransportState
 from protocol import wire
 from protocol.errors import TransientError, UserError
@@ -274,7 +274,7 @@ def test_a_witness_that_is_asked_to_stop_stops(witness):
 def test_a_witnesses_ballot_is_on_disk_before_it_is_said_to_be(witness):
     ballot = msgspec.structs.replace(witness.machine.raft.context.ballot, term=7)
     assert asyncio.run(witness.run_job(SaveBallot(ballot))) == BallotSaved(ballot)
-    kept = msgspec.msgpack.decode(read_sealed(witness.files.root / "ballot"), type=Ballot)
+    kept = msgspec.msgpack.decode(read_checked(witness.files.root / "ballot"), type=Ballot)
     assert kept.term == 7
 
 

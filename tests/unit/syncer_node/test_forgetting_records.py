@@ -89,7 +89,7 @@ def test_a_crash_before_the_floor_is_written_leaves_the_old_log(files, log, monk
     def crash(path, content):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(voter_files, "write_sealed", crash)
+    monkeypatch.setattr(voter_files, "write_checked", crash)
     with pytest.raises(KeyboardInterrupt):
         files.forget_old(10)
     monkeypatch.undo()

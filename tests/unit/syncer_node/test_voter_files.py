@@ -111,7 +111,7 @@ def test_no_flipped_bit_of_a_ballot_makes_another_vote(files):
             files.boot()
 
 
-def test_a_ballot_from_before_there_were_seals_is_one(files):
+def test_a_ballot_from_before_there_were_checksums_is_one(files):
     ballot = files.boot().in_term(7, TWO.key)
     (files.root / "ballot").write_bytes(msgspec.msgpack.encode(ballot))
     assert again(files).boot().term == 7

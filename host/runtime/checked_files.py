@@ -1,11 +1,11 @@
 """Small files that a daemon cannot do without: a damaged one shows, and is never half believed.
 
-    4 bytes  SEAL
+    4 bytes  MARK
     8 bytes  the first ones of the content's blake3
     the content
 
 One flipped bit of a disk would otherwise make another vote of a vote. Files from before there were
-seals have none; their content is taken as it is.
+checksums have none; their content is taken as it is.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from blake3 import blake3
 from host.runtime.atomic_files import write_atomically
 from protocol.errors import CorruptState
 
-SEAL: Final = b"shl\x01"
-"""No MessagePack array begins like this, so none of the files from before is taken for sealed."""
+MARK: Final = b"shl\x01"
+"""No MessagePack array begins like this, so no file from before is taken for one with a checksum."""
 CHECKSUM_BYTES: Final = 8
 
 
-def sealed(content: bytes) -> bytes:
-    """The content behind its seal, as it lies on disk."""
-    return SEAL + blake3(content).digest(CHECKSUM_BYTES) + content
+def checked(content: bytes) -> bytes:
+    """The content behind its checksum, as it lies on disk."""
+    return MARK + blake3(content).digest(CHECKSUM_BYTES) + content
 
 
-def write_sealed(path: Path, content: bytes) -> None:
+def write_checked(path: Path, content: bytes) -> None:
     """Replace the file durably. TransientError if that is not possible now."""
-    write_atomically(path, sealed(content))
+    write_atomically(path, checked(content))
 
 
-def read_sealed(path: Path) -> bytes:
+def read_checked(path: Path) -> bytes:
     """The content of the file. CorruptState if it is not what was written, in words that do not
     name it; OSError as it comes."""
     held = path.read_bytes()
-    if not held.startswith(SEAL):
+    if not held.startswith(MARK):
         return held
-    begin = len(SEAL) + CHECKSUM_BYTES
+    begin = len(MARK) + CHECKSUM_BYTES
     content = held[begin:]
-    if blake3(content).digest(CHECKSUM_BYTES) != held[len(SEAL) : begin]:
+    if blake3(content).digest(CHECKSUM_BYTES) != held[len(MARK) : begin]:
         raise CorruptState("its checksum is that of another content")
     return content
