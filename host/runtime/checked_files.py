@@ -19,7 +19,7 @@ from host.runtime.atomic_files import write_atomically
 from protocol.errors import CorruptState
 
 MARK: Final = b"shl\x01"
-"""No MessagePack array begins like this, so no file from before is taken for one with a checksum."""
+"""No MessagePack array begins like this, so no file from before seems to have a checksum."""
 CHECKSUM_BYTES: Final = 8
 
 
