@@ -1,7 +1,7 @@
 """Output where the locale has few characters: the nearest that it has, in place of an error.
 
-Where Python is told of no locale it writes UTF-8. But there are terminals of Latin-1, and paths
-with bytes that are no text in any encoding.
+Without a locale Python writes UTF-8. Some terminals use Latin-1, though, and some paths have bytes
+that are no text in any encoding.
 """
 
 from __future__ import annotations
