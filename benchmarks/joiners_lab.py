@@ -1,13 +1,16 @@
 """How soon joiners that come all at once have the first weights, as real processes. Needs root.
 
     python benchmarks/joiners_lab.py [--joiners 8] [--megabytes 100] [--mbps 50] [--syncer-mbps 50]
-                                     [--rtt-ms 50]
+                                     [--rtt-ms 50] [--without-trainers]
 
 A syncer that has just made its weights, and learners that all start together, each in a network of
 its own (tests/netlab) behind a line that all of its traffic shares, as fast up as down. Nobody has
 the weights but the syncer. The processes share this machine's cores. Told are, for each joiner, the
 seconds from its first verified byte until it has every fragment, what its line needs for as many
 bytes over that, and from whom they came. `benchmarks/joiners.py` is the same in virtual time.
+
+Eight trainers of a large model take more memory than a machine has. `--without-trainers` has owners
+who allow no training now (`when.mode = never`) and keep weights in files; all else is the same.
 """
 
 from __future__ import annotations
@@ -38,6 +41,12 @@ BYTES_PER_PARAMETER = 8
 """Weights and momentum: all zeros still, but here a fragment has hardly more than a chunk."""
 
 
+MAKING_S = 1200.0
+"""For the first weights of any size."""
+
+WITHOUT_TRAINERS = {"SHOAL_WHEN_MODE": "never", "SHOAL_LEARNER_WEIGHTS_ON_DISK": "true"}
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """One joiner; seconds since its first byte."""
@@ -58,7 +67,7 @@ def line(mbps: float, rtt_ms: float) -> Link:
     return Link(latency_s=rtt_ms / 4000, rate_bytes_per_s=rate, queue_bytes=queue)
 
 
-def model_of(megabytes: float, hidden: int = 512) -> dict[str, Any]:
+def model_of(megabytes: float, hidden: int) -> dict[str, Any]:
     """Settings of a Llama whose weights and momentum are about so many megabytes."""
     middle = 11 * hidden // 4
     layer = 4 * hidden**2 + 3 * hidden * middle
@@ -115,15 +124,27 @@ def run(chosen: argparse.Namespace) -> list[Joined]:
         LabSwarm(lab, Path(place), poll_s=LOOK_S) as swarm,
     ):
         settings = {**SETTINGS, "model__fragments": chosen.fragments, "rounds__local_steps": 1000}
-        swarm.prepare(**settings, **model_of(chosen.megabytes))
-        swarm.begin()
+        swarm.prepare(**settings, **model_of(chosen.megabytes, chosen.hidden))
+        swarm.start_first(*(["--weights-on-disk"] if chosen.without_trainers else []))
+        swarm.within(
+            MAKING_S, lambda: (now := swarm.syncer()) and now.phase == "training", "weights"
+        )
         for name in (SYNCER, *names):
             mbps = chosen.syncer_mbps if name == SYNCER else chosen.mbps
             one = line(mbps, chosen.rtt_ms)
             lab.put_on_line(name, up=one, down=one)
+        if chosen.without_trainers:
+            swarm.processes.environment |= WITHOUT_TRAINERS
+        own = ["--anyway"] if chosen.without_trainers else []
         for name in names:
             swarm.start_learner(
-                name, "--no-evaluate", "--duty", DUTY, "--donate-mbps", f"{10 * chosen.mbps:g}"
+                name,
+                *own,
+                "--no-evaluate",
+                "--duty",
+                DUTY,
+                "--donate-mbps",
+                f"{10 * chosen.mbps:g}",
             )
         rate = chosen.mbps * BYTES_PER_S_OF_MBPS
         return watch(swarm, names, rate, BEGIN_S + PATIENCE * chosen.megabytes * 1e6 / rate)
@@ -136,6 +157,8 @@ def main() -> int:
     )
     parser.add_argument("--joiners", type=int, default=8)
     parser.add_argument("--megabytes", type=float, default=100.0, help="weights and momentum")
+    parser.add_argument("--hidden", type=int, default=512, help="the model's width")
+    parser.add_argument("--without-trainers", action="store_true")
     parser.add_argument("--fragments", type=int, default=24)
     parser.add_argument("--mbps", type=float, default=50.0, help="of each joiner's line")
     parser.add_argument("--syncer-mbps", type=float, default=50.0)

@@ -22,8 +22,13 @@ TAPES: Final = "tapes"
 """Directory of all tapes in a home."""
 
 SUSPENDED: Final = "parked"
-MAPPED: Final = "weights"
 """Directory of what paused trainers left."""
+
+MAPPED: Final = "weights"
+"""Directory of files, without names, for daemons' copies of the weights."""
+
+BEGUN: Final = "begun-weights"
+"""Directory, in the cache, of weights that are on their way here."""
 
 DEFAULT_INSTANCE = "default"
 
@@ -141,6 +146,10 @@ class Home:
     def data_cache(self) -> Path:
         """Directory of tokenised text, shared by all daemons of this home."""
         return self._directory("cache")
+
+    def begun_weights(self, project_id: bytes, instance: str = DEFAULT_INSTANCE) -> Path:
+        """Directory of weights that are on their way to a learner. Makes nothing."""
+        return self.root / "cache" / BEGUN / project_id.hex() / checked_instance(instance)
 
     def kernels(self) -> Path:
         """Directory of compiled kernels. Makes nothing."""

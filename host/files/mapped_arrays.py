@@ -28,10 +28,28 @@ log = logging.getLogger("shoal.weights")
 SMALL_BYTES: Final = 1 << 20
 """Below this an array stays in memory: a file would cost more than it saves."""
 
+COPIED_NUMEL: Final = 1 << 18
+
+
+def mapped_file(values: F32) -> mmap.mmap | None:
+    """The map of a whole file that these values are; None if they are something else."""
+    base: object = values.base
+    under: object = base.obj if isinstance(base, memoryview) else None
+    return under if isinstance(under, mmap.mmap) and len(under) == values.nbytes else None
+
 
 def in_memory(values: F32) -> F32:
-    """Where it is already."""
-    return values
+    """The same values in memory: a copy if they lie in a file, without pages for what is zero."""
+    file = mapped_file(values)
+    if file is None:
+        return values
+    copy = np.zeros(values.shape, np.float32)
+    for start in range(0, values.size, COPIED_NUMEL):
+        part = values[start : start + COPIED_NUMEL]
+        if part.view(np.uint32).any():
+            copy[start : start + COPIED_NUMEL] = part
+    file.madvise(mmap.MADV_DONTNEED)
+    return copy
 
 
 class MappedArrays:
@@ -56,12 +74,16 @@ class MappedArrays:
         return sum(map(len, list(self._maps)))
 
     def keep(self, values: F32) -> F32:
-        """The same values, in a file; `values` itself where they are few or the disk has no room.
+        """The same values, in a file; `values` itself where they are few, lie in a file already, or
+        the disk has no room.
 
         values: f32, contiguous. The array is not to be changed. The first refusal of the disk is
         told in the log.
         """
         if values.nbytes < self._least_bytes:
+            return values
+        if (downloaded := mapped_file(values)) is not None:
+            self._maps.add(downloaded)
             return values
         room = self._room()
         if room is not None and values.nbytes > room:

@@ -48,6 +48,7 @@ from node.daemon.owner_limits import OwnerLimits
 from node.daemon.preflight import learn_project
 from node.daemon.published import PublishedData
 from node.daemon.sampler import Sampler
+from node.daemon.state_download import StateDownload
 from node.daemon.status import PayloadCounts, StatusReporter, node_state
 from node.daemon.swarm_view import SwarmView
 from node.daemon.trainer_options import (
@@ -235,7 +236,9 @@ class LearnerDaemon:
             leader=lambda: self.leader_fetcher.leader,
             newest=lambda fragment: self.machine.context.state.fragments[fragment].version,
             on_fault=on_fault,
+            rooms=lambda root, size: self.state_download.room(root, size),
         )
+        self.state_download = StateDownload(self)
         self.partition_monitor = leader_watch(self.machine, self.locator, options.link, self._note)
         self.announcer = Announcer(
             options,
@@ -397,7 +400,7 @@ class LearnerDaemon:
             case jobs.FindSeat(after, charter):
                 return await self.locator.find_seat(charter, after)
             case jobs.FetchState():
-                return await self._fetch_state(job)
+                return await self.state_download.run_job(job)
             case jobs.Advance():
                 return await self._advance(job)
             case jobs.StartTrainer():
@@ -451,19 +454,6 @@ class LearnerDaemon:
 
     def _params(self, fragment: int) -> int:
         return sum(span.numel for span in self.layout.fragments[fragment].spans)
-
-    async def _fetch_state(self, job: jobs.FetchState) -> JobResult:
-        """Fetch a fragment from other learners, and from the syncer only what none of them has."""
-        numel = self.layout.fragments[job.fragment].numel
-        arrays = self.parts.base(job)
-        sources: dict[bytes, int] = {}
-        if arrays is None:
-            assembly = await self.fetcher.fetch(job, numel)
-            arrays, sources = assembly.arrays(), assembly.sources
-        install = partial(self.bank.install, job.fragment, job.version, job.state, *arrays)
-        await self.trainer.in_pool(install)
-        self.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
-        return jobs.StateFetched(tuple(sources.items()))
 
     async def _start(self, job: jobs.StartTrainer) -> JobResult:
         """Start a trainer, which goes on from a snapshot's part if there is one."""

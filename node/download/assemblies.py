@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from host.files.rooms import MemoryRoom, Rooms
 from node.download.assembly import Assembly
 from node.machine.jobs import FetchState
 from protocol.ids import Digest
@@ -16,6 +17,8 @@ from protocol.ids import Digest
 class Assemblies:
     """All of one life of a learner, by fragment."""
 
+    rooms: Rooms = MemoryRoom
+    """Where their arrays gather."""
     _begun: dict[int, Assembly] = field(default_factory=dict)
     """Also where a try failed: the next one goes on where that ended."""
 
@@ -24,9 +27,13 @@ class Assemblies:
         assembly = self._begun.get(job.fragment)
         if assembly is None or assembly.state != job.state:
             assembly = self._begun[job.fragment] = Assembly(
-                job.fragment, job.version, job.state, numel
+                job.fragment, job.version, job.state, numel, self.rooms
             )
         return assembly
+
+    def begun(self, fragment: int) -> Assembly | None:
+        """What was begun of this fragment last, if it was not forgotten."""
+        return self._begun.get(fragment)
 
     def forget(self, fragment: int) -> None:
         """What was begun of this fragment is not needed any more."""

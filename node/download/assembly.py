@@ -12,14 +12,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from host.files.rooms import F32, MemoryRoom, Room, Rooms, kept_chunks
 from protocol.ids import Digest
 from protocol.log.records import StateDigests
 from protocol.numerics import chunks
-
-F32 = NDArray[np.float32]
 
 Section = tuple[Digest, int]
 """A section of one of the two arrays: the array's digest, and which of its `chunks.SECTIONS`."""
@@ -34,8 +30,10 @@ class Part:
 
     length: int
     is_manifest: bool
-    places: list[memoryview] = field(default_factory=list)
-    """Where a chunk belongs: all-zero momentum repeats one chunk many times."""
+    places: list[tuple[Room, int]] = field(default_factory=list)
+    """Where a chunk belongs, and from which byte: an array may repeat one chunk many times."""
+    written: int = 0
+    """How many of its places have it already."""
     sections: list[Section] = field(default_factory=list)
     """The sections of the arrays that it belongs to."""
     asks: set[int] = field(default_factory=set)
@@ -46,7 +44,15 @@ class Part:
 class Assembly:
     """Value and momentum of one fragment version, as far as they are here."""
 
-    def __init__(self, fragment: int, version: int, state: StateDigests, numel: int) -> None:
+    def __init__(
+        self,
+        fragment: int,
+        version: int,
+        state: StateDigests,
+        numel: int,
+        rooms: Rooms = MemoryRoom,
+    ) -> None:
+        """rooms: where its arrays gather."""
         self.fragment = fragment
         self.version = version
         self.state = state
@@ -68,8 +74,11 @@ class Assembly:
         """Different chunks of a section that have not arrived."""
         self._begun: dict[Digest, int] = {}
         """Sections of which a chunk was asked for, as bits."""
-        self._numel = numel
-        self._arrays: list[F32] = []
+        self._rooms = [rooms(root, self.size_bytes) for root in (state.theta, state.momentum)]
+        self._found: dict[Digest, frozenset[int]] = {}
+        """Of an array, the chunks that were there from a life before, by their places."""
+        self.kept_bytes = 0
+        """What of `done_bytes` that was."""
         self.manifest_bytes = chunks.manifest_bytes(self.size_bytes)
         for root in (state.theta, state.momentum):
             self.parts[root] = Part(self.manifest_bytes, is_manifest=True)
@@ -101,7 +110,8 @@ class Assembly:
     def arrays(self) -> tuple[F32, F32]:
         """Value and momentum, once complete."""
         assert self.is_complete, "it is complete before it is used"
-        return self._arrays[0], self._arrays[1]
+        theta, momentum = self._rooms
+        return theta.values(), momentum.values()
 
     def roots_lacking(self) -> list[Digest]:
         """The arrays of which something has not arrived."""
@@ -146,32 +156,44 @@ class Assembly:
         if part is not None and not part.is_manifest and not part.asks:
             self._add_idle(part.sections[0], digest)
 
+    def look_for(self, root: Digest, manifest: memoryview) -> None:
+        """Find out which chunks of an array are here from a life before; from any thread.
+
+        To be done before its manifest is taken; reads all that is there, if there is anything.
+        """
+        room = self._rooms[0 if root == self.state.theta else 1]
+        if root in self.parts and root not in self._found:
+            self._found[root] = kept_chunks(room, manifest, self.size_bytes)
+
     def take_manifest(self, digest: Digest, content: memoryview) -> None:
         """The chunks of an array are known now."""
         del self.parts[digest]
-        if not self._arrays:
-            # Pages come into being as they are filled; of what stays zero none does.
-            self._arrays = [np.zeros(self._numel, np.float32) for _ in range(2)]
-        roots = (self.state.theta, self.state.momentum)
-        for root, array in zip(roots, self._arrays, strict=True):
+        for root, room in zip((self.state.theta, self.state.momentum), self._rooms, strict=True):
             if root == digest:
-                self._expect(root, content, memoryview(array.view(np.uint8).data))
+                self._expect(root, content, room)
 
-    def _expect(self, root: Digest, manifest: memoryview, room: memoryview) -> None:
+    def _expect(self, root: Digest, manifest: memoryview, room: Room) -> None:
         spans = chunks.spans(self.size_bytes)
+        found = self._found.get(root, frozenset())
         for index, (name, (start, end)) in enumerate(
             zip(chunks.digests(manifest), spans, strict=True)
         ):
             section = root, chunks.section_of(index, len(spans))
             self.held_sections[root] = self.held_sections.get(root, 0) | 1 << section[1]
+            if index in found:
+                self.kept_bytes += end - start
+                self._have(name, room, start, end)
+                continue
             if name == chunks.digest_of_zeros(end - start):
-                self._take_zeros(name, room[start:end])
+                if room.is_begun:
+                    room.write(start, bytes(end - start))
+                self._have(name, room, start, end)
                 continue
             part = self.parts.get(name)
             if part is None:
                 part = self.parts[name] = Part(end - start, is_manifest=False)
                 self._add_idle(section, name)
-            part.places.append(room[start:end])
+            part.places.append((room, start))
             if section not in part.sections:
                 part.sections.append(section)
                 self._missing[section] = self._missing.get(section, 0) + 1
@@ -183,18 +205,30 @@ class Assembly:
         self._idle.setdefault(section, []).append(digest)
         self._idle_sections[root] = self._idle_sections.get(root, 0) | 1 << at
 
-    def _take_zeros(self, digest: Digest, place: memoryview) -> None:
-        """What consists of zeros, as the momentum of a run that has just begun, need not come."""
-        self.done_bytes += len(place)
-        self.held[digest] = place
+    def _have(self, digest: Digest, room: Room, start: int, end: int) -> None:
+        """What need not come: it is here from before, or consists of zeros, as the momentum of a
+        run that has just begun."""
+        self.done_bytes += end - start
+        self.held[digest] = room.view(start, end)
+
+    def write(self, digest: Digest, content: memoryview) -> None:
+        """Put a chunk to all its places, before it is taken; from any thread."""
+        part = self.parts.get(digest)
+        if part is None or part.is_manifest:
+            return
+        places = part.places[:]
+        for room, start in places:
+            room.write(start, content)
+        part.written = max(part.written, len(places))
 
     def take_chunk(self, digest: Digest, content: memoryview, donor: bytes) -> None:
-        """A chunk goes to all its places."""
+        """A chunk is here; it goes to those of its places where it was not written before."""
         part = self.parts.pop(digest)
-        for place in part.places:
-            place[:] = content
-            self.done_bytes += len(content)
-        self.held[digest] = part.places[0]
+        for room, start in part.places[part.written :]:
+            room.write(start, content)
+        room, start = part.places[0]
+        self.held[digest] = room.view(start, start + part.length)
+        self.done_bytes += len(part.places) * part.length
         for section in part.sections:
             self._missing[section] -= 1
             if not self._missing[section]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 
+from host.files.rooms import MemoryRoom, Rooms
 from host.transport import Transport
 from node.download.assemblies import Assemblies
 from node.download.assembly import Assembly
@@ -38,15 +39,17 @@ class StateFetcher:
     newest: Callable[[int], int]
     """Says which version of a fragment is committed."""
     on_fault: Callable[[bytes, RemoteError], None]
+    rooms: InitVar[Rooms] = MemoryRoom
     planner: Planner = field(init=False)
-    assemblies: Assemblies = field(default_factory=Assemblies)
+    assemblies: Assemblies = field(init=False)
     _waiting: dict[int, asyncio.Future[Assembly]] = field(default_factory=dict)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __post_init__(self, rng: random.Random) -> None:
+    def __post_init__(self, rng: random.Random, rooms: Rooms) -> None:
         self.planner = Planner(rng, self.transport.key)
+        self.assemblies = Assemblies(rooms)
 
     async def fetch(self, job: FetchState, numel: int) -> Assembly:
         """The complete state; a second try goes on where the first ended.
@@ -133,6 +136,10 @@ class StateFetcher:
             content = await self.transport.fetch(
                 ask.donor, ask.digest, ask.length, on_progress=count
             )
+            if (assembly := self.assemblies.begun(ask.fragment)) is not None:
+                # Off the event loop: a disk may be slow, and there may be gigabytes to look at.
+                put = assembly.look_for if ask.is_manifest else assembly.write
+                await asyncio.to_thread(put, ask.digest, content)
             self.planner.arrived(ask.number, content, time.monotonic())
         except (TransientError, RemoteError) as error:
             if isinstance(error, RemoteError):

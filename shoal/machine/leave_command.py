@@ -121,6 +121,7 @@ def _purge(home: Home, membership: Membership) -> str:
     places = [
         home.root / TAPES / project.hex() / f"learner-{instance}",
         home.suspended(instance),
+        home.begun_weights(project, instance),
         home.logs() / f"trainer-{instance}.log",
         *sorted(home.logs().glob(f"learner-{instance}.*")),
         *_shards(home, project, instance),

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, TypeVarTuple, Unpack
 
-import numpy as np
-
 from host.bulk.giving import SYNCER_AHEAD_S, Giving
+from host.files.home import BEGUN
 from host.hedged_fetch import fetch_from
 from host.network.blobs import FETCHES_MAX
 from host.network.leader_discovery import holders_of_all, learners_topic
@@ -29,9 +28,9 @@ from protocol.errors import CorruptState, MalformedPayload, TransientError
 from protocol.log.records import StateDigests
 from protocol.log.restoring import States
 from protocol.machine import Failed, Job, JobResult
-from protocol.numerics import chunks
 from protocol.numerics.buffers import F32
 from protocol.numerics.warm_up import warm_up
+from syncer_node.daemon.array_fetcher import ArrayFetcher
 from syncer_node.machine import jobs
 from syncer_node.storage.checkpoints import CheckpointStore
 from syncer_node.storage.merge_bank import MergeBank
@@ -67,6 +66,7 @@ class JobExecutor:
     payloads: PayloadTape | None = None
     giving: Giving = field(default_factory=lambda: Giving(ahead_s=SYNCER_AHEAD_S))
     """Merged payloads to learners."""
+    arrays: ArrayFetcher = field(init=False)
     merge_pool: Executor = field(init=False)
     check_pool: Executor = field(init=False)
     """What arrives is checked beside merges: behind one, a push would miss its pull's deadline."""
@@ -75,6 +75,7 @@ class JobExecutor:
     )
 
     def __post_init__(self) -> None:
+        self.arrays = ArrayFetcher(self.transport, self.store.root / BEGUN)
         self.merge_pool = ThreadPoolExecutor(
             MERGES_AT_ONCE, thread_name_prefix="merge", initializer=give_way
         )
@@ -117,6 +118,7 @@ class JobExecutor:
                 if self.disk.averages is not None:  # After all versions that are in it.
                     self.disk.averages.keep(index, summary.head, self.store.checkpoints)
                 await self._on_disk(self.disk.write_checkpoint, checkpoint, self.kept_marks())
+                await self._on_disk(self.arrays.tidy)
                 return jobs.CheckpointWritten(index)
         return await self._on_disk(self._keep, job)
 
@@ -248,6 +250,7 @@ class JobExecutor:
             theta.append(one)
             momentum.append(other)
         await self._on_disk(self.disk.keep_first, theta, momentum)
+        await self._on_disk(self.arrays.done, job.fragments)
         return jobs.PayloadKept()
 
     async def _hold(self, checkpoint: int, states: States) -> JobResult:
@@ -274,6 +277,7 @@ class JobExecutor:
             await self._on_disk(self.disk.keep_restored, checkpoint, theta, momentum)
         except TransientError as error:
             return jobs.PayloadNotWritten(str(error))
+        await self._on_disk(self.arrays.done, states)
         return theta, momentum
 
     def offer_checkpoint(self, offered: jobs.OfferCheckpoint) -> None:
@@ -290,26 +294,14 @@ class JobExecutor:
         sources = await self._sources(job.leader)
         theta, momentum = await self._fetch_state(sources, job.fragment, newest.state)
         self.bank.initialise(job.fragment, newest.version, theta, momentum)
+        await self._on_disk(self.arrays.done, [newest.state])
         return jobs.Repaired()
 
     async def _fetch_state(
         self, sources: list[bytes], fragment: int, state: StateDigests
     ) -> tuple[F32, F32]:
-        size = 4 * self.bank.layout.fragments[fragment].numel
-        theta = await self._fetch_array(sources, state.theta, size)
-        momentum = await self._fetch_array(sources, state.momentum, size)
-        return theta, momentum
-
-    async def _fetch_array(self, sources: list[bytes], name: bytes, size: int) -> F32:
-        """An array by its digest: the manifest, then each chunk, from whoever has it."""
-        wanted = [(name, chunks.manifest_bytes(size))]
-        (manifest,) = await fetch_from(self.transport, sources, wanted)
-        names = chunks.digests(manifest)
-        whole = bytearray(size)
-        for chunk, (start, end) in zip(names, chunks.spans(size), strict=True):
-            (part,) = await fetch_from(self.transport, sources, [(chunk, end - start)])
-            whole[start:end] = part
-        return np.frombuffer(whole, "<f4").astype(np.float32, copy=False)
+        size_bytes = 4 * self.bank.layout.fragments[fragment].numel
+        return await self.arrays.state(sources, state, size_bytes)
 
     async def _sources(self, leader: bytes | None) -> list[bytes]:
         """Who might have it: the leader, the other syncers, then learners."""

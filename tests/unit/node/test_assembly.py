@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host.files.rooms import MemoryRoom
 from node.download.assembly import Assembly
 from protocol import limits
 from protocol.numerics import chunks
@@ -106,3 +107,85 @@ def test_shares_are_all_of_it_and_have_nothing_in_common():
     assert sum(map(len, shares)) == 200
     assert len({name for share in shares for name in share}) == 200
     assert all(len(share) > 40 for share in shares)
+
+
+class KeptRoom(MemoryRoom):
+    """In memory that outlives the assembly."""
+
+    is_begun = True
+
+
+def kept_rooms():
+    held = {}
+    return lambda root, size: held.setdefault(root, KeptRoom(root, size))
+
+
+def with_manifests(state, rooms):
+    """An assembly that looks at what is there from a life before."""
+    theta, momentum = state
+    manifests = state_manifests(theta, momentum)
+    blobs = {name: memoryview(blob) for name, blob in manifests.blobs(theta, momentum)}
+    assembly = Assembly(0, 1, manifests.digests, theta.size, rooms)
+    for root in dict.fromkeys((assembly.state.theta, assembly.state.momentum)):
+        assembly.look_for(root, blobs[root])
+        assembly.take_manifest(root, blobs[root])
+    return assembly, blobs
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 70])
+def test_another_life_goes_on_with_what_had_come(count, is_fresh):
+    state, rooms = a_state(count, chunks=count, is_fresh=is_fresh), kept_rooms()
+    assembly, blobs = with_manifests(state, rooms)
+    order = picked(assembly)
+    for digest in order[: count // 2 + 1]:
+        assembly.write(digest, blobs[digest])
+    again, _ = with_manifests(state, rooms)
+    zeros = again.size_bytes if is_fresh else 0
+    came = sum(len(blobs[digest]) for digest in order[: count // 2 + 1])
+    assert again.done_bytes == again.kept_bytes == zeros + came
+    rest = picked(again)
+    assert set(rest) == set(order[count // 2 + 1 :])
+    assert all(bytes(again.held[digest]) == bytes(blobs[digest]) for digest in order[: count // 2])
+    for digest in rest:
+        again.take_chunk(digest, blobs[digest], b"donor")
+    assert again.is_complete
+    assert again.done_bytes == again.total_bytes
+    assert sum(again.sources.values()) == sum(len(blobs[digest]) for digest in rest)
+    for mine, theirs in zip(again.arrays(), state, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_what_was_damaged_meanwhile_comes_again_and_zeros_are_made_good():
+    state, rooms = a_state(3, chunks=6, is_fresh=True), kept_rooms()
+    assembly, blobs = with_manifests(state, rooms)
+    for digest in picked(assembly):
+        assembly.take_chunk(digest, blobs[digest], b"donor")
+    theta, momentum = assembly.arrays()
+    theta[CHUNK_BYTES // 4] += 1
+    momentum[-1] = 1
+    again, _ = with_manifests(state, rooms)
+    damaged = chunks.digests(blobs[again.state.theta])[1]
+    assert picked(again) == [damaged]
+    again.take_chunk(damaged, blobs[damaged], b"donor")
+    assert again.is_complete
+    for mine, theirs in zip(again.arrays(), state, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_a_chunk_that_was_written_before_another_place_was_known_goes_there_too():
+    one = np.random.default_rng(4).normal(size=CHUNK_BYTES // 4).astype(np.float32)
+    other = np.random.default_rng(5).normal(size=CHUNK_BYTES // 4).astype(np.float32)
+    theta, momentum = np.concatenate([one, other]), np.concatenate([other, one])
+    manifests = state_manifests(theta, momentum)
+    blobs = {name: memoryview(blob) for name, blob in manifests.blobs(theta, momentum)}
+    assembly = Assembly(0, 1, manifests.digests, theta.size)
+    assembly.take_manifest(assembly.state.theta, blobs[assembly.state.theta])
+    names = picked(assembly)
+    for digest in names:
+        assembly.write(digest, blobs[digest])
+    assembly.take_manifest(assembly.state.momentum, blobs[assembly.state.momentum])
+    for digest in names:
+        assembly.take_chunk(digest, blobs[digest], b"donor")
+    assert assembly.is_complete
+    assert np.array_equal(assembly.arrays()[1], momentum)

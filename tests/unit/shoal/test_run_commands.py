@@ -155,11 +155,15 @@ def test_purging_removes_what_only_this_learner_needed(started, home, capsys):
     (home.data_cache() / "text").write_bytes(bytes(2000))
     home.log("learner").write_bytes(bytes(500))
     home.suspended().mkdir()
+    begun = home.begun_weights(bytes([1]) * 32)
+    begun.mkdir(parents=True)
+    (begun / "array").write_bytes(bytes(100))
     key = home.identity("learner")
     assert main(["leave", "--purge"]) == 0
     assert not (home.root / "projects" / ("01" * 32)).exists()
     assert not home.log("learner").exists()
     assert not home.suspended().exists()
+    assert not begun.exists()
     assert (home.data_cache() / "text").exists(), "the other project may use it"
     assert key.exists()
     assert main(["leave", "--instance", "two", "--purge"]) == 0

@@ -24,9 +24,9 @@ class Delivered:
         return self._payload
 
 
-def test_a_push_is_checked_while_all_threads_for_merges_are_busy():
+def test_a_push_is_checked_while_all_threads_for_merges_are_busy(tmp_path):
     kept = []
-    unused = SimpleNamespace(close=lambda: None, shutdown=lambda **_: None)
+    unused = SimpleNamespace(close=lambda: None, shutdown=lambda **_: None, root=tmp_path)
     bank = SimpleNamespace(keep_push=lambda *push: kept.append(push))
     executor = JobExecutor(
         transport=Delivered(b"payload"),
