@@ -1,7 +1,7 @@
 """How soon joiners that come all at once have the first weights, as real processes. Needs root.
 
     python benchmarks/joiners_lab.py [--joiners 8] [--megabytes 100] [--mbps 50] [--syncer-mbps 50]
-                                     [--rtt-ms 50] [--without-trainers]
+                                     [--rtt-ms 50] [--without-trainers] [--kill-one]
 
 A syncer that has just made its weights, and learners that all start together, each in a network of
 its own (tests/netlab) behind a line that all of its traffic shares, as fast up as down. Nobody has
@@ -11,6 +11,7 @@ bytes over that, and from whom they came. `benchmarks/joiners.py` is the same in
 
 Eight trainers of a large model take more memory than a machine has. `--without-trainers` has owners
 who allow no training now (`when.mode = never`) and keep weights in files; all else is the same.
+`--kill-one` ends one joiner's machine when it has half of all, and starts it again at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,9 @@ BYTES_PER_PARAMETER = 8
 """Weights and momentum: all zeros still, but here a fragment has hardly more than a chunk."""
 
 
+HALF_FRAC = 0.75
+"""Of all bytes: the half that is momentum consists of zeros, and need not come."""
+
 MAKING_S = 1200.0
 """For the first weights of any size."""
 
@@ -54,6 +59,7 @@ class Joined:
     name: str
     took_s: float
     megabytes: float
+    """What came since its daemon was started."""
     of_line: float
     of_syncer: float
     """Share of its bytes that the syncer sent."""
@@ -81,15 +87,22 @@ def model_of(megabytes: float, hidden: int) -> dict[str, Any]:
     }
 
 
-def watch(swarm: LabSwarm, names: list[str], rate: float, limit_s: float) -> list[Joined]:
-    """All joiners, from the first byte of each until it has everything."""
+def watch(
+    swarm: LabSwarm, names: list[str], rate: float, limit_s: float, restart: Callable[[], None]
+) -> list[Joined]:
+    """All joiners, from the first byte of each until it has everything.
+
+    restart: called once, when the first of them has half of all.
+    """
+    is_restarted = False
     began: dict[str, float] = {}
     found: dict[str, Joined] = {}
     leader = swarm.syncer()
     assert leader is not None, "it has begun"
-    syncer = leader.key
+    syncer, whole = leader.key, 4 * leader.project.parameters
 
     def look() -> bool:
+        nonlocal is_restarted
         for name in names:
             status = None if name in found else swarm.learner(name)
             if status is None:
@@ -98,6 +111,11 @@ def watch(swarm: LabSwarm, names: list[str], rate: float, limit_s: float) -> lis
             has_some = status.download is not None and status.download.done_bytes > 0
             if has_some or status.weights_held:
                 began.setdefault(name, now_s)
+            download = status.download
+            if name == names[0] and not is_restarted and download is not None:
+                is_restarted = download.done_bytes > HALF_FRAC * download.total_bytes
+                if is_restarted:
+                    restart()
             if status.weights_held == len(status.versions) > 0:
                 sent = status.weights_sources
                 size, took_s = sum(sent.values()), now_s - began[name]
@@ -105,7 +123,7 @@ def watch(swarm: LabSwarm, names: list[str], rate: float, limit_s: float) -> lis
                     name,
                     took_s,
                     size / 1e6,
-                    size / rate / took_s,
+                    whole / rate / took_s,
                     sent.get(syncer, 0) / size,
                     len(sent),
                 )
@@ -136,18 +154,19 @@ def run(chosen: argparse.Namespace) -> list[Joined]:
         if chosen.without_trainers:
             swarm.processes.environment |= WITHOUT_TRAINERS
         own = ["--anyway"] if chosen.without_trainers else []
+        own += ["--no-evaluate", "--duty", DUTY, "--donate-mbps", f"{10 * chosen.mbps:g}"]
         for name in names:
-            swarm.start_learner(
-                name,
-                *own,
-                "--no-evaluate",
-                "--duty",
-                DUTY,
-                "--donate-mbps",
-                f"{10 * chosen.mbps:g}",
-            )
+            swarm.start_learner(name, *own)
+
+        def restart() -> None:
+            if chosen.kill_one:
+                swarm.kill(names[0])
+                swarm.start_learner(names[0], *own)
+                print(f"{names[0]} was killed, and is started again", flush=True)
+
         rate = chosen.mbps * BYTES_PER_S_OF_MBPS
-        return watch(swarm, names, rate, BEGIN_S + PATIENCE * chosen.megabytes * 1e6 / rate)
+        limit_s = BEGIN_S + PATIENCE * chosen.megabytes * 1e6 / rate
+        return watch(swarm, names, rate, limit_s, restart)
 
 
 def main() -> int:
@@ -159,6 +178,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=100.0, help="weights and momentum")
     parser.add_argument("--hidden", type=int, default=512, help="the model's width")
     parser.add_argument("--without-trainers", action="store_true")
+    parser.add_argument("--kill-one", action="store_true")
     parser.add_argument("--fragments", type=int, default=24)
     parser.add_argument("--mbps", type=float, default=50.0, help="of each joiner's line")
     parser.add_argument("--syncer-mbps", type=float, default=50.0)
@@ -169,7 +189,7 @@ def main() -> int:
         print(lacking)
         return 1
     found = run(chosen)
-    size = statistics.mean(one.megabytes for one in found)
+    size = max(one.megabytes for one in found)
     copies = sum(one.of_syncer for one in found)
     print(
         f"{len(found)} joiners, {size:.0f} MB each, lines of {chosen.mbps:g} Mbit/s, the syncer's "
