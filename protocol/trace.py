@@ -241,6 +241,21 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class BookmarkRead:
+    """Where a former life of this daemon stopped was on the disk."""
+
+    index: int
+    """Of the log's record; 0 where it is of no use."""
+    trouble: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.trouble:
+            return f"this daemon begins anew; what it kept is of no use: {self.trouble}"
+        return f"this daemon goes on from record {self.index:,}, where it stopped"
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsReady:
     """Every fragment is held in a verified version."""
 
@@ -259,6 +274,8 @@ class WeightsReady:
         if others:
             count = sum(part for _, part in others)
             shown.append(f"{count / 1e6:.1f} MB from {len(others)} others")
+        if not self.from_peers and not self.from_syncer:
+            return f"weights verified: all of them from this disk, {self.seconds:.1f} s"
         return (
             f"weights verified: {self.from_peers} fragments from learners, "
             f"{self.from_syncer} from the syncer, {self.seconds:.1f} s"

@@ -28,6 +28,11 @@ from protocol.ids import Digest
 SMALL_BYTES: Final = 1 << 20
 """Below this an array is fetched anew rather than kept in a file."""
 
+BOOKMARK: Final = "bookmark"
+"""File beside them: what kept weights are the weights of."""
+
+PIECE_BYTES: Final = 1 << 20
+
 OLD_S: Final = 14 * 86400.0
 """What nobody touched for so long belongs to downloads that nobody goes on with."""
 
@@ -50,11 +55,11 @@ class FileRoom:
         os.ftruncate(self._file.fileno(), size_bytes)
         # Shared, so that what is written shows; nobody writes through it.
         self._bytes = memoryview(mmap.mmap(self._file.fileno(), size_bytes))
-        self._in_file = True
+        self.is_in_file = True
 
     def write(self, start: int, content: bytes | memoryview) -> None:
         with self._lock:
-            if self._in_file:
+            if self.is_in_file:
                 try:
                     self._write(start, memoryview(content))
                 except OSError as error:
@@ -72,7 +77,7 @@ class FileRoom:
     def _into_memory(self) -> None:
         values = np.zeros(len(self._bytes), np.uint8)
         values[:] = self._bytes
-        self._bytes, self._in_file = memoryview(values.data), False
+        self._bytes, self.is_in_file = memoryview(values.data), False
 
     def view(self, start: int, end: int) -> memoryview:
         return self._bytes[start:end]
@@ -98,11 +103,10 @@ class BegunWeights:
 
         The first refusal is told in the log.
         """
-        return self._opened(root, size_bytes) or MemoryRoom(root, size_bytes)
+        opened = self._opened(root, size_bytes) if size_bytes >= self._least_bytes else None
+        return opened or MemoryRoom(root, size_bytes)
 
     def _opened(self, root: Digest, size_bytes: int) -> FileRoom | None:
-        if size_bytes < self._least_bytes:
-            return None
         promised = {**self._promised, root: size_bytes}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,10 +136,33 @@ class BegunWeights:
                 reason,
             )
 
+    def keep(self, root: Digest, values: F32) -> bool:
+        """Write a whole array, for the next life; whether the disk took it."""
+        opened = self._opened(root, values.nbytes)
+        if opened is None:
+            return False
+        content = values.data.cast("B")
+        for start in range(0, len(content), PIECE_BYTES):
+            piece = content[start : start + PIECE_BYTES]
+            if opened.is_begun or np.frombuffer(piece, np.uint8).any():
+                opened.write(start, piece)
+        return opened.is_in_file
+
+    def whole(self, root: Digest, size_bytes: int) -> F32 | None:
+        """An array that was kept, unchecked; None if there is none."""
+        path = self.folder / root.hex()
+        try:
+            if path.stat().st_size != size_bytes:
+                return None
+            return FileRoom(path, size_bytes, self._refuse).values()
+        except OSError:
+            return None
+
     def keep_only(self, roots: Collection[Digest]) -> None:
         """Removes the files of all other arrays; whoever has one open has it still."""
         wanted = {root.hex() for root in roots}
         with contextlib.suppress(OSError):
+            wanted.add(BOOKMARK)
             others = [one.name for one in os.scandir(self.folder) if one.name not in wanted]
             for name in others:
                 (self.folder / name).unlink()

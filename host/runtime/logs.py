@@ -28,6 +28,7 @@ LOUD = (
     trace.SessionClosed,
     trace.SessionRefused,
     trace.LinkChanged,
+    trace.BookmarkRead,
     trace.WeightsReady,
     trace.TrainerChanged,
     trace.MomentsTaken,

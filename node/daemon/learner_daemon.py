@@ -22,6 +22,7 @@ from host.bulk.giving import Giving
 from host.control.entering import Entering
 from host.control.event_log import EventLog
 from host.control.pace_meter import PaceMeter
+from host.control.progress import tell_progress
 from host.control.server import ControlServer
 from host.control.status_parts import keep_pace
 from host.control.weights import Cut, WeightsVerbs
@@ -76,7 +77,7 @@ from protocol import limits, wire
 from protocol.errors import TransientError, UserError
 from protocol.fragments import build_layout
 from protocol.log.records import FragmentMerged
-from protocol.machine import Failed, Job, JobResult, Note, StopAsked
+from protocol.machine import Failed, Job, JobResult, Note, Stop, StopAsked
 from protocol.numerics.warm_up import warm_up
 from protocol.project import Genesis
 from protocol.signing import verify_ed25519
@@ -84,8 +85,6 @@ from protocol.trace import Fact
 
 log = logging.getLogger("shoal.node")
 
-PROGRESS_EVERY_S = 15.0
-REPEAT_EVERY_S = 300.0
 PAUSE_S_MAX = 365 * 86_400.0
 POOL_THREADS = 2
 
@@ -178,6 +177,7 @@ class LearnerDaemon:
         self.tape = self._begin_tape(identity)
         place = options.home.contributions()
         self.contributions = Contributions(place, genesis, options.link.project, identity)
+        self.state_download = StateDownload(self)
         self.machine = LearnerMachine(self._setup(identity, incarnation, beginning.start))
         beginning.hold(self.machine)
         self.trainer = self._new_trainer(identity, genesis, incarnation)
@@ -238,7 +238,6 @@ class LearnerDaemon:
             on_fault=on_fault,
             rooms=lambda root, size: self.state_download.room(root, size),
         )
-        self.state_download = StateDownload(self)
         self.partition_monitor = leader_watch(self.machine, self.locator, options.link, self._note)
         self.announcer = Announcer(
             options,
@@ -327,6 +326,7 @@ class LearnerDaemon:
             rng=random.Random(os.urandom(8)),
             invite=self.options.link.invite,
             credit=self.contributions.newest,
+            bookmark=self.state_download.read_bookmark() if start is None else None,
         )
 
     def _note(self, value: object) -> None:
@@ -367,6 +367,7 @@ class LearnerDaemon:
         )
         await control.start()
         stopper.on_ask = lambda reason: self.driver.take(StopAsked(reason))
+        stop: Stop | None = None
         try:
             works = (
                 self.announcer.announce,
@@ -378,7 +379,7 @@ class LearnerDaemon:
                 self.owner_limits.governor.run,
                 self.sampler.run,
                 self.published.run,
-                self._report,
+                lambda: tell_progress(self.reporter.progress_line, log),
             )
             async with background(*works):
                 stop = await self.driver.run()
@@ -387,8 +388,13 @@ class LearnerDaemon:
                 await control.close()
             with tidying("the trainer"):
                 await self.trainer.stop()
-            self.pool.shutdown(wait=False, cancel_futures=True)
-            self.tape.close()
+            try:
+                if stop is not None and stop.exit_code == 0:
+                    with tidying("keeping the weights"):
+                        await self.state_download.keep(self.machine.bookmark())
+            finally:
+                self.pool.shutdown(wait=False, cancel_futures=True)
+                self.tape.close()
         log.info("%s", stop.reason)
         return stop.exit_code
 
@@ -516,18 +522,6 @@ class LearnerDaemon:
         """A merged payload, of whoever gives weights. Raises TransientError."""
         wanted, donors = (merged.payload, merged.payload_bytes), await self.locator.donors_or_none()
         return (await self.locator.fetch_from(donors, [wanted], self.driver.fault))[1][0]
-
-    # Background.
-
-    async def _report(self) -> None:
-        """A line for the person who watches the terminal, now and then; the same one seldom."""
-        told, told_s = "", 0.0
-        while True:
-            await asyncio.sleep(PROGRESS_EVERY_S)
-            line, now_s = self.reporter.progress_line(), time.monotonic()
-            if line != told or now_s - told_s >= REPEAT_EVERY_S:
-                log.info("%s", line)
-                told, told_s = line, now_s
 
     # The control socket.
 

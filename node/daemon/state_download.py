@@ -1,7 +1,7 @@
-"""Weights that a learner lacks: from a part of a snapshot, or from other hosts, by way of files.
+"""Weights that a learner lacks: from its own disk, or from other hosts, by way of files.
 
 What is on its way lies in files until everything is here, so that a daemon that is started again,
-however it ended, goes on where it was.
+however it ended, goes on where it was. One that is told to stop keeps what it has.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from host.files.begun_weights import BegunWeights, forget_old
+from host.files.begun_weights import BOOKMARK, BegunWeights, forget_old
 from host.files.rooms import F32, Room
+from host.runtime.checked_files import read_checked, write_checked
 from node.machine import jobs
-from protocol.errors import MalformedPayload
+from node.machine.bookmark import Bookmark, decoded, encoded
+from protocol.errors import CorruptState, MalformedPayload
 from protocol.ids import Digest
 
 if TYPE_CHECKING:
     from node.daemon.learner_daemon import LearnerDaemon
+
+KEEP_S_MAX = 10.0
+"""For a daemon that was told to stop: its owner waits, and a system that shuts down does not."""
 
 log = logging.getLogger("shoal.node")
 
@@ -39,19 +44,74 @@ class StateDownload:
         """Where an array gathers."""
         return self._files.open(root, size_bytes)
 
+    def read_bookmark(self) -> Bookmark | None:
+        """What a former life of this daemon kept, unproven."""
+        try:
+            held = read_checked(self._files.folder / BOOKMARK)
+            return decoded(held)
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptState) as error:
+            log.warning("what this daemon kept when it stopped cannot be read: %s", error)
+            return None
+
+    async def keep(self, bookmark: Bookmark | None) -> None:
+        """Write the weights that are here, and what they are the weights of, for the next life.
+
+        What takes longer than `KEEP_S_MAX` is left to the next life to fetch.
+        """
+        if bookmark is None:
+            return
+        bank, pool = self._daemon.bank, self._daemon.trainer.in_pool
+        until_s = time.monotonic() + KEEP_S_MAX
+        kept = 0
+        for at, fragment in enumerate(bookmark.summary.fragments):
+            held = bank.held(at)
+            if held is None or held.state != fragment.state or time.monotonic() > until_s:
+                continue
+            state = held.state
+            arrays = ((state.theta, held.theta), (state.momentum, held.momentum))
+            if all([await pool(partial(self._files.keep, *array)) for array in arrays]):
+                kept += 1
+        if kept:
+            content = encoded(bookmark)
+            await pool(lambda: write_checked(self._files.folder / BOOKMARK, content))
+            log.info(
+                "kept %d of %d fragments for the next start",
+                kept,
+                len(self._daemon.layout.fragments),
+            )
+
     async def run_job(self, job: jobs.FetchState) -> jobs.StateFetched:
         """Hold a fragment. Raises TransientError when nobody who can be reached has it."""
         daemon = self._daemon
         base = daemon.parts.base(job)
         sources: dict[bytes, int] = {}
-        if base is None:
-            sources = await self._of_hosts(job)
-        else:
+        if base is not None:
             await self._install(job, *base)
+        elif not await self._is_kept(job):
+            sources = await self._of_hosts(job)
         daemon.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
         if all(daemon.bank.version(at) >= 0 for at in range(len(daemon.layout.fragments))):
             await daemon.trainer.in_pool(self._files.clear)
         return jobs.StateFetched(tuple(sources.items()))
+
+    async def _is_kept(self, job: jobs.FetchState) -> bool:
+        """Hold a fragment that a former life kept; whether there is one."""
+        bookmark = self._daemon.machine.setup.bookmark
+        if bookmark is None or bookmark.summary.fragments[job.fragment].state != job.state:
+            return False
+        size_bytes = 4 * self._daemon.layout.fragments[job.fragment].numel
+        theta = self._files.whole(job.state.theta, size_bytes)
+        momentum = self._files.whole(job.state.momentum, size_bytes)
+        if theta is None or momentum is None:
+            return False
+        try:
+            await self._install(job, theta, momentum)
+        except MalformedPayload as error:
+            log.warning("what this daemon kept of its weights is damaged: %s", error)
+            return False
+        return True
 
     async def _of_hosts(self, job: jobs.FetchState) -> dict[bytes, int]:
         """From other learners, and from the syncer only what none of them has; who sent how many

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from node.machine.bookmark import Bookmark
 from node.machine.jobs import Stepped
 from node.machine.proofs import Proofs
 from node.machine.snapshot_part import PartState
@@ -61,6 +62,8 @@ class LearnerSetup:
     """Of the newest receipt that this host has kept."""
     batch_sequences: int | None = None
     """What the owner of this machine wants a local step to take; None: what suits the device."""
+    bookmark: Bookmark | None = None
+    """Where a former life of this daemon ended, if it kept that and its weights."""
 
 
 @dataclass(slots=True)

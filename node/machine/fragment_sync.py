@@ -132,6 +132,10 @@ class FragmentSync:
         for local, version in zip(self.local_fragments, restored.versions, strict=True):
             local.restored(version)
 
+    def go_on(self) -> None:
+        """The log's state is that of a former life: its weights are to be had from this disk."""
+        self._joining_since_s = self.context.now_s
+
     def start_over(self) -> None:
         """Local steps that are not handed in do not count: others read their text again."""
         self.handed_cursor = None
@@ -296,7 +300,7 @@ class FragmentSync:
         elif result.sources:
             context.tally.states_from_peers += 1
         else:
-            words = "of this learner's part of a snapshot"
+            words = "from this disk"
         context.effects.emit(FragmentAdvanced(local.index, job.version, job.state.theta, words))
         if self.is_held and self._joining_since_s is not None:
             seconds = context.now_s - self._joining_since_s

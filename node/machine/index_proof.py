@@ -55,14 +55,24 @@ def prove_index(
     is_fitting = is_fitting and (restored is None or len(restored.versions) == fragments)
     if not is_fitting or (summary.index, summary.head) != (index.log_index, index.head):
         raise UnexpectedMessage("the index does not fit the project")
+    prove_origins(summary, origins, charters, verify)
+    return SwarmState.restore(summary, block_sequences)
+
+
+def prove_origins(
+    summary: SwarmSummary,
+    origins: Sequence[CertifiedRecord],
+    charters: Sequence[Charter],
+    verify: Verify,
+) -> None:
+    """Raises BadSignature unless each fragment's version is certified by one of these records."""
     proven: dict[int, Body] = {}
     for entry in origins:
-        record = _open_under(entry, charters, verify)
+        record = open_under(entry, charters, verify)
         proven[record.index] = record.body
     for at, fragment in enumerate(summary.fragments):
         if _named(proven.get(fragment.record_index), at) != (fragment.version, fragment.state):
             raise BadSignature(f"no certificate for fragment {at}")
-    return SwarmState.restore(summary, block_sequences)
 
 
 def _named(body: Body | None, fragment: int) -> tuple[int, StateDigests] | None:
@@ -79,7 +89,7 @@ def _named(body: Body | None, fragment: int) -> tuple[int, StateDigests] | None:
     return None
 
 
-def _open_under(entry: CertifiedRecord, charters: list[Charter], verify: Verify) -> Record:
+def open_under(entry: CertifiedRecord, charters: Sequence[Charter], verify: Verify) -> Record:
     """The record, certified by the voters of one of these charters."""
     for charter in charters[:-1]:
         with contextlib.suppress(BadSignature):

@@ -8,6 +8,7 @@ syncer is away the loop goes on with the blocks it has.
 from __future__ import annotations
 
 from node.machine import jobs
+from node.machine.bookmark import Bookmark, prove_bookmark
 from node.machine.context import LearnerContext, LearnerSetup
 from node.machine.fragment_sync import FragmentSync
 from node.machine.going_back import going_back, sentence
@@ -31,6 +32,7 @@ from protocol.log.state import SwarmState
 from protocol.project import Charter
 from protocol.snapshots.manifest import Marker
 from protocol.trace import (
+    BookmarkRead,
     CheckpointScored,
     GuardWentBack,
     LearnerSuspended,
@@ -99,6 +101,7 @@ class LearnerMachine:
             return self.effects.drain()
         match event:
             case machine.Started():
+                self._go_on_from_bookmark()
                 self._seek()
             case machine.PeerUp(peer):
                 self._peer_up(peer)
@@ -143,6 +146,36 @@ class LearnerMachine:
         self.link_detail = detail
         self.context.is_following = self.link is Link.FOLLOWING
         self.effects.emit(LinkChanged(self.link.value, detail))
+
+    def _go_on_from_bookmark(self) -> None:
+        """The log stands where a former life of this daemon ended; its weights are on this disk."""
+        setup = self.setup
+        if setup.bookmark is None:
+            return
+        try:
+            state = prove_bookmark(
+                setup.bookmark, project=setup.project, genesis=setup.genesis, verify=setup.verify
+            )
+        except RemoteError as error:
+            self.effects.emit(BookmarkRead(0, str(error)))
+            return
+        envelope = state.charters[-1].charter
+        self._adopt_charter(envelope)
+        self._log_charter = self._read_charter(envelope)
+        self.context.state = state
+        self.context.proofs.go_on(setup.bookmark.head, setup.bookmark.origins)
+        self.fragment_sync.go_on()
+        self.trainer_control.on_index()
+        self.effects.emit(BookmarkRead(state.index))
+
+    def bookmark(self) -> Bookmark | None:
+        """Where the next life of this daemon can go on with the weights that are here; None where
+        nothing proves it, or nothing is to come."""
+        state = self.context.state
+        if not state.has_weights or state.ended is not None:
+            return None
+        told = self.context.proofs.newest_held(state, self.fragment_sync.held)
+        return None if told is None else Bookmark(told.head, tuple(told.origins), told.summary)
 
     def _seek(self) -> None:
         self._fire("retry")

@@ -75,6 +75,11 @@ class Proofs:
         self._begin_anew()
         self._origins = {wire.decode(one.record, Record).index: one for one in origins}
 
+    def go_on(self, head: CertifiedRecord, origins: Sequence[CertifiedRecord]) -> None:
+        """Begin where another life ended."""
+        self.start(list(origins))
+        self.head = head
+
     def add(self, entry: CertifiedRecord, index: int, state: SwarmState) -> None:
         """Keep the next entry, and forget what it made obsolete."""
         self.head = entry

@@ -114,6 +114,10 @@ class FragmentBank:
         held = self._held[fragment]
         return -1 if held is None else held.version
 
+    def held(self, fragment: int) -> Held | None:
+        """The newest version that is here."""
+        return self._held[fragment]
+
     def theta(self, fragment: int) -> F32:
         """The newest global value held. Raises CorruptState when there is none."""
         held = self._held[fragment]

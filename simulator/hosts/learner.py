@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from host.bulk.blob_store import BlobStore
 from host.tape.taping import NoTape
 from node.download.assembly import Assembly
 from node.machine import jobs
+from node.machine.bookmark import Bookmark, decoded, encoded
 from node.machine.context import LearnerSetup
 from node.machine.learner import LearnerMachine
 from node.machine.snapshot_participant import RESTART_EXIT
@@ -19,9 +21,10 @@ from protocol import wire
 from protocol.errors import CorruptState
 from protocol.fragments import Layout
 from protocol.log.receipts import Credit
-from protocol.log.records import is_elected
+from protocol.log.records import StateDigests, is_elected
 from protocol.machine import Failed, Note, Start
 from protocol.messages import Envelope
+from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import NonFinite
 from protocol.project import Charter
 from simulator.hosts.fetcher import SimFetcher
@@ -37,6 +40,30 @@ from simulator.virtual.world import Host, World
 
 TRAINER_START_S = 5.0
 SUSPEND_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a learner that was told to stop keeps on its disk, until it is taken up."""
+
+    bookmark: bytes
+    arrays: dict[StateDigests, tuple[F32, F32]]
+
+    @classmethod
+    def of(cls, learner: LearnerMachine, bank: FragmentBank) -> Left | None:
+        """Of one that stops now; None where there is nothing to go on from."""
+        bookmark = learner.bookmark()
+        if bookmark is None:
+            return None
+        arrays = {}
+        for at, fragment in enumerate(bookmark.summary.fragments):
+            held = bank.held(at)
+            if held is not None and held.state == fragment.state:
+                arrays[held.state] = (held.theta, held.momentum)
+        return cls(encoded(bookmark), arrays)
+
+    def read(self) -> Bookmark:
+        return decoded(self.bookmark)
 
 
 class SimLearner(Host):
@@ -98,6 +125,7 @@ class SimLearner(Host):
         """What its join link carries."""
         self.kept: list[tuple[float, Envelope, Envelope]] = []
         """When a receipt was kept, the receipt, and the charter that proves it; outlives crashes"""
+        self.left: Left | None = None
         self.has_other_text = False
         """Whether what it reads is not the text that the project was signed with."""
         self.batch_sequences = batch_sequences
@@ -139,6 +167,7 @@ class SimLearner(Host):
             invite=self.invite,
             credit=wire.decode(self.kept[-1][1].payload, Credit) if self.kept else None,
             batch_sequences=self.batch_sequences,
+            bookmark=self.left.read() if self.left is not None and start is None else None,
         )
         self.learner = LearnerMachine(setup)
         return self.learner
@@ -147,6 +176,8 @@ class SimLearner(Host):
         is_restart = self.stopped is not None and self.stopped.exit_code == RESTART_EXIT
         if is_restart and self.is_up:
             self.parts.next_start(self.learner.snapshot_participant.next_start)
+        elif self.is_up and self.stopped is not None and self.stopped.exit_code == 0:
+            self.left = Left.of(self.learner, self.bank)
         super().crash()
         if is_restart:
             self.world.after(0.2, lambda: None if self.is_up else self.boot())
@@ -172,7 +203,7 @@ class SimLearner(Host):
             case jobs.FindSeat():
                 world.after(2 * world.delay_s(), lambda: answer(self._find_seat()))
             case jobs.FetchState():
-                kept = self.parts.install(job)
+                kept = self.parts.install(job) or self._of_disk(job)
                 if kept is not None:
                     world.after(0.0, lambda: answer(kept))
                     return
@@ -353,11 +384,25 @@ class SimLearner(Host):
             return begun.find(digest) or begun.held_sections(digest)
         return 0 if blob is None else blob
 
+    def _of_disk(self, job: jobs.FetchState) -> jobs.StateFetched | None:
+        """A fragment that a former life kept."""
+        arrays = self.left.arrays.get(job.state) if self.left is not None else None
+        if arrays is None:
+            return None
+        self.bank.install(job.fragment, job.version, job.state, *arrays)
+        self._forget_left()
+        return jobs.StateFetched(())
+
+    def _forget_left(self) -> None:
+        if all(self.bank.version(at) >= 0 for at in range(len(self.layout.fragments))):
+            self.left = None
+
     def _install(self, job: jobs.FetchState, got: Assembly | str) -> object:
         if isinstance(got, str):
             return Failed(got)
         self.bank.install(job.fragment, job.version, job.state, *got.arrays())
         self.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
+        self._forget_left()
         return jobs.StateFetched(tuple(got.sources.items()))
 
     def fetch_of_syncer(self, job: jobs.Advance, answer: Answer) -> None:

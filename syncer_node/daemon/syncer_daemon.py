@@ -24,6 +24,7 @@ from host import qr_code
 from host.bulk import speed_probe
 from host.bulk.blob_store import BlobStore
 from host.control.pace_meter import PaceMeter
+from host.control.progress import tell_progress
 from host.control.server import Verb
 from host.control.status_parts import (
     all_faults,
@@ -84,7 +85,6 @@ from syncer_node.storage.tape_recorder import RecordedMachine, payload_tape
 
 log = logging.getLogger("shoal.syncer")
 
-PROGRESS_EVERY_S = 15.0
 LINGER_S_MIN, LINGER_S_MAX = 3.0, 30.0
 """With `exit_when_done`: how long the syncer stays, for screens and learners that come back."""
 
@@ -278,7 +278,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
     def _works(self) -> tuple[Work, ...]:
         return (
             self._announce,
-            self._report,
+            lambda: tell_progress(self._progress_line, log),
             self._leave_when_done,
             self.loop_watch.run,
             lambda: keep_pace(self.pace, lambda: self.machine.state),
@@ -471,12 +471,6 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
             if stayed_s > (LINGER_S_MAX if waited_for else LINGER_S_MIN):
                 self.driver.take(StopAsked("the run is complete"))
                 return
-
-    async def _report(self) -> None:
-        """A line for the person who watches the terminal, now and then."""
-        while True:
-            await asyncio.sleep(PROGRESS_EVERY_S)
-            log.info("%s", self._progress_line())
 
     # For screens.
 
