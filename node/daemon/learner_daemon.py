@@ -391,7 +391,7 @@ class LearnerDaemon:
             try:
                 if stop is not None and stop.exit_code == 0:
                     with tidying("keeping the weights"):
-                        await self.state_download.keep(self.machine.bookmark())
+                        await self.state_download.keep(self.machine.bookmark(self.bank.versions))
             finally:
                 self.pool.shutdown(wait=False, cancel_futures=True)
                 self.tape.close()

@@ -92,7 +92,7 @@ class StateDownload:
         elif not await self._is_kept(job):
             sources = await self._of_hosts(job)
         daemon.fetcher.assemblies.forget(job.fragment)  # The bank gives it from now on.
-        if all(daemon.bank.version(at) >= 0 for at in range(len(daemon.layout.fragments))):
+        if min(daemon.bank.versions) >= 0:
             await daemon.trainer.in_pool(self._files.clear)
         return jobs.StateFetched(tuple(sources.items()))
 

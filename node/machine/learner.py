@@ -168,13 +168,17 @@ class LearnerMachine:
         self.trainer_control.on_index()
         self.effects.emit(BookmarkRead(state.index))
 
-    def bookmark(self) -> Bookmark | None:
+    def bookmark(self, held: tuple[int, ...]) -> Bookmark | None:
         """Where the next life of this daemon can go on with the weights that are here; None where
-        nothing proves it, or nothing is to come."""
+        nothing proves it, or nothing is to come.
+
+        held: the version of each fragment in the bank, which may have got one more since the
+        machine was told to stop; NONE for none.
+        """
         state = self.context.state
         if not state.has_weights or state.ended is not None:
             return None
-        told = self.context.proofs.newest_held(state, self.fragment_sync.held)
+        told = self.context.proofs.newest_held(state, held)
         return None if told is None else Bookmark(told.head, tuple(told.origins), told.summary)
 
     def _seek(self) -> None:

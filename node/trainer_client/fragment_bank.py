@@ -118,6 +118,11 @@ class FragmentBank:
         """The newest version that is here."""
         return self._held[fragment]
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of all fragments, -1 for none."""
+        return tuple(map(self.version, range(len(self._held))))
+
     def theta(self, fragment: int) -> F32:
         """The newest global value held. Raises CorruptState when there is none."""
         held = self._held[fragment]

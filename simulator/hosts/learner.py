@@ -52,7 +52,7 @@ class Left:
     @classmethod
     def of(cls, learner: LearnerMachine, bank: FragmentBank) -> Left | None:
         """Of one that stops now; None where there is nothing to go on from."""
-        bookmark = learner.bookmark()
+        bookmark = learner.bookmark(bank.versions)
         if bookmark is None:
             return None
         arrays = {}
@@ -394,7 +394,7 @@ class SimLearner(Host):
         return jobs.StateFetched(())
 
     def _forget_left(self) -> None:
-        if all(self.bank.version(at) >= 0 for at in range(len(self.layout.fragments))):
+        if min(self.bank.versions) >= 0:
             self.left = None
 
     def _install(self, job: jobs.FetchState, got: Assembly | str) -> object:

@@ -118,7 +118,7 @@ def test_a_swarm_that_was_switched_off_can_prove_what_it_holds():
 
 
 def a_bookmark(swarm):
-    bookmark = swarm.learners[0].learner.bookmark()
+    bookmark = swarm.learners[0].learner.bookmark(swarm.learners[0].bank.versions)
     assert bookmark is not None
     return decoded(encoded(bookmark))
 
