@@ -21,9 +21,10 @@ from typing import Final
 
 import numpy as np
 
-from host.files.rooms import F32, MemoryRoom, Room
+from host.files.rooms import MemoryRoom, Room
 from host.runtime.atomic_files import DiskFull, require_space
 from protocol.ids import Digest
+from protocol.numerics.buffers import F32
 
 SMALL_BYTES: Final = 1 << 20
 """Below this an array is fetched anew rather than kept in a file."""

@@ -7,12 +7,10 @@ from typing import Protocol
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from protocol.ids import Digest
 from protocol.numerics import chunks
-
-F32 = NDArray[np.float32]
+from protocol.numerics.buffers import F32
 
 
 class Room(Protocol):

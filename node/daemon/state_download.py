@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from host.files.begun_weights import BOOKMARK, BegunWeights, forget_old
-from host.files.rooms import F32, Room
+from host.files.rooms import Room
 from host.runtime.checked_files import read_checked, write_checked
 from node.machine import jobs
 from node.machine.bookmark import Bookmark, decoded, encoded
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.ids import Digest
+from protocol.numerics.buffers import F32
 
 if TYPE_CHECKING:
     from node.daemon.learner_daemon import LearnerDaemon
@@ -99,7 +100,8 @@ class StateDownload:
     async def _is_kept(self, job: jobs.FetchState) -> bool:
         """Hold a fragment that a former life kept; whether there is one."""
         bookmark = self._daemon.machine.setup.bookmark
-        if bookmark is None or bookmark.summary.fragments[job.fragment].state != job.state:
+        # One that the machine did not accept may say anything.
+        if bookmark is None or all(one.state != job.state for one in bookmark.summary.fragments):
             return False
         size_bytes = 4 * self._daemon.layout.fragments[job.fragment].numel
         theta = self._files.whole(job.state.theta, size_bytes)

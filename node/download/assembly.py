@@ -12,10 +12,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from host.files.rooms import F32, MemoryRoom, Room, Rooms, kept_chunks
+from host.files.rooms import MemoryRoom, Room, Rooms, kept_chunks
 from protocol.ids import Digest
 from protocol.log.records import StateDigests
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 
 Section = tuple[Digest, int]
 """A section of one of the two arrays: the array's digest, and which of its `chunks.SECTIONS`."""

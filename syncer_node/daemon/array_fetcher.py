@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from host.files.begun_weights import BegunWeights
-from host.files.rooms import F32, Room, kept_chunks
+from host.files.rooms import Room, kept_chunks
 from host.hedged_fetch import fetch_from
 from host.transport import Transport
 from protocol.errors import RemoteError, TransientError
 from protocol.ids import Digest, NodeKey
 from protocol.log.records import StateDigests
 from protocol.numerics import chunks
+from protocol.numerics.buffers import F32
 
 AT_ONCE: Final = 4
 """Chunks on their way: one alone would leave a long line idle between an answer and a request."""

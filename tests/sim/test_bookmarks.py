@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -150,6 +151,27 @@ def test_a_bookmark_that_is_not_proven_is_refused(what):
             summary = structs.replace(summary, charters=())
     with pytest.raises(RemoteError):
         proven(structs.replace(good, summary=summary), project)
+
+
+def test_who_finds_a_bookmark_that_is_not_proven_begins_anew():
+    swarm = build_swarm(1, steps_s=(0.3, 0.3))
+    swarm.world.run(30.0)
+    one = swarm.learners[0]
+    one.take(StopAsked("its owner"))
+    swarm.world.run(31.0)
+    good = one.left.read()
+    summary = structs.replace(good.summary, index=good.summary.index + 1, fragments=())
+    one.left = replace(
+        one.left, bookmark=encoded(structs.replace(good, summary=summary)), arrays={}
+    )
+    one.boot()
+    swarm.world.run(70.0)
+    swarm.check()
+    (read,) = since(swarm, BookmarkRead, one.key, 31.0)
+    assert (read.index, read.text.split(";")[0]) == (0, "this daemon begins anew")
+    (ready,) = since(swarm, WeightsReady, one.key, 31.0)
+    assert ready.sources
+    assert one.learner.link is Link.FOLLOWING
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x02\x03", bytes(1000)])
