@@ -125,7 +125,7 @@ class Row:
     bytes_out: float
     outcomes: dict[str, int] = field(default_factory=dict)
     start_s: float = 0.0
-    """Until all learners trained."""
+    """Until all learners could train."""
 
     def line(self) -> str:
         """For a table on a terminal; `heading()` stands above it."""
@@ -343,6 +343,13 @@ class Learners:
                 seconds = time.monotonic() - begun_s
                 print(f"{told} of {count} learners after {seconds:.0f} s", file=sys.stderr)
 
+    def begin(self) -> None:
+        """Their local steps; until then they have the machine to start on."""
+        for member in self.members:
+            assert member.popen.stdin is not None
+            member.popen.stdin.write("begin\n")
+            member.popen.stdin.flush()
+
     def until_whole(self, syncs: int, participants: int) -> None:
         """So many full model syncs, each merge with so many learners."""
         done = 0
@@ -442,6 +449,7 @@ def measure(case: Case, cache: Path) -> Row:
         try:
             learners.until_up(case.learners)
             start_s = time.monotonic() - begun_s
+            learners.begin()
             learners.until_whole(case.warm, case.in_merge)
             row = _window(case, syncer, learners)
         finally:

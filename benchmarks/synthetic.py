@@ -7,17 +7,19 @@ sessions, leases, heartbeats, signed pushes and their payloads are what a syncer
 place of the trainer there is a clock: a local step every so many seconds. In place of tensors there
 are a few prepared payloads of each fragment, which learners hand in by turns: they have half of
 their length in common, as honest pushes do, or a syncer would take them for copies of each other.
-Weights are never fetched; merged payloads are, with `--download`, and then thrown away: the outer
-step that would follow is the learner's own business.
+Weights are never fetched; merged payloads are, with `--download`, by those whose turn it is to ask
+the syncer, and then thrown away: the outer step that would follow is the learner's own business,
+and so is whom the others ask.
 
 With `--light` their network engines hold no part of the swarm's table and so are connected with the
 syncer alone. That is not how learners are: it is for more of them than fit on one machine when each
 is connected with each.
 
-Tells its parent in lines of JSON on standard output: `up` for each learner that trains, and with
-`--observe` `merge` for each merge that its first learner hears of, with the time (monotonic, which
-all processes of a machine share). Ends with its standard input; the last line is `end`, with all
-that was counted.
+Tells its parent in lines of JSON on standard output: `up` for each learner that could train, and
+with `--observe` `merge` for each merge that its first learner hears of, with the time (monotonic,
+which all processes of a machine share). A first line on standard input begins the local steps of
+all: merges of the first hundred would take what the others need to start. Ends with its standard
+input; the last line is `end`, with all that was counted.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
 from node.daemon.leader_watch import leader_watch
 from node.download.locator import Locator, fetch_genesis
+from node.download.payload_donors import donors
 from node.download.payload_fetcher import PayloadFetcher
 from node.machine import jobs
 from node.machine.context import LearnerSetup
@@ -122,7 +125,7 @@ class Manner:
     """Whether merged payloads are fetched."""
     gives: bool = False
     """Whether they are given to other learners, and fetched from these, as daemons do; otherwise
-    all of them come from the leader."""
+    those whose turn it is fetch them of the leader, and the others leave them."""
 
 
 MERGED_KEPT = 48
@@ -179,9 +182,10 @@ class Learner:
         payloads: Payloads,
         manner: Manner,
         observe: bool,
+        may_step: asyncio.Event,
         listen_host: str = "127.0.0.1",
     ) -> None:
-        """home: is named by the number of the learner."""
+        """home: is named by the number of the learner. may_step: no local step comes before."""
         self.name, self.turn = home.name, int(home.name)
         self.identity = keystore.load_or_create(home / "key")
         self.link, self.payloads, self.manner = link, payloads, manner
@@ -196,6 +200,8 @@ class Learner:
             on_state=lambda state: None if state.is_up else self._trouble(state.reason),
         )
         self.transport.serve_blobs(self._find)
+        self._told: dict[int, int] = {}
+        """The newest version of each fragment that the parent was told of."""
         self._merged: dict[bytes, memoryview] = {}
         self._giving = Giving(DONATE_MBPS * 1e6 / 8)
         self._fetcher = PayloadFetcher(self.transport, self._fault)
@@ -204,7 +210,7 @@ class Learner:
         self.clock: Clockwork
         self._based: dict[int, int] = {}
         """Fragment -> the version that the inner loop would stand on."""
-        self._begun = asyncio.Event()
+        self._begun, self._may_step = asyncio.Event(), may_step
         self._begun_s = 0.0
 
     async def meet(self) -> Layout:
@@ -261,6 +267,7 @@ class Learner:
         """A local step every so often, spread out so that learners do not step in time."""
         await self._begun.wait()
         tell("up", name=self.name)
+        await self._may_step.wait()
         self._begun_s = time.monotonic()
         charter = self.machine.context.charter
         assert charter is not None, "an inner loop begins under a charter"
@@ -313,10 +320,12 @@ class Learner:
         return Failed(f"a synthetic learner cannot carry out {type(job).__name__}")
 
     async def _advance(self, merged: FragmentMerged) -> jobs.Advanced:
-        if self.is_observer:
+        # A payload that cannot be had yet is asked for again.
+        if self.is_observer and merged.version > self._told.get(merged.fragment, 0):
+            self._told[merged.fragment] = merged.version
             many = len(merged.contributions)
             tell("merge", fragment=merged.fragment, version=merged.version, participants=many)
-        if self.manner.downloads:
+        if self.manner.downloads and (self.manner.gives or self._asks_leader(merged)):
             await self.download(merged)
             self.counts["downloaded_bytes"] += merged.payload_bytes
         return jobs.Advanced()
@@ -348,6 +357,11 @@ class Learner:
         if len(self._merged) > MERGED_KEPT:
             del self._merged[next(iter(self._merged))]
         return payload
+
+    def _asks_leader(self, merged: FragmentMerged) -> bool:
+        """Whether it is among those that a daemon would have ask the leader first."""
+        here = self.machine.context.state.leases.learners
+        return not donors(merged.payload, here, self.identity.key, merged.copies)
 
     async def _of_leader(self, merged: FragmentMerged) -> memoryview:
         leader = self.machine.context.leader
@@ -382,7 +396,8 @@ async def serve(chosen: argparse.Namespace) -> None:
     asyncio.get_running_loop().set_exception_handler(quiet_about_peers)
     link = parse_link(chosen.link)
     manner = Manner(step_s=chosen.step_s, downloads=chosen.download)
-    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    may_step = asyncio.Event()
+    ended = asyncio.create_task(_hear_parent(may_step))
     learners: list[Learner] = []
     started, closed = asyncio.Semaphore(STARTS_AT_ONCE), asyncio.Semaphore(CLOSES_AT_ONCE)
 
@@ -399,7 +414,7 @@ async def serve(chosen: argparse.Namespace) -> None:
     for at in range(chosen.count):
         home = chosen.home / f"{chosen.first + at}"
         home.mkdir(parents=True, exist_ok=True)
-        learners.append(Learner(home, link, payloads, manner, chosen.observe and at == 0))
+        learners.append(Learner(home, link, payloads, manner, chosen.observe and at == 0, may_step))
     running = [asyncio.create_task(begin(one)) for one in learners]
     await asyncio.wait([ended, *running], return_when=asyncio.FIRST_COMPLETED)
     for learner, task in zip(learners, running, strict=True):
@@ -418,6 +433,14 @@ async def serve(chosen: argparse.Namespace) -> None:
         outcomes = learner.machine.context.tally.outcomes if hasattr(learner, "machine") else {}
         total.update({f"push {name}": number for name, number in outcomes.items()})
     tell("end", **total)
+
+
+async def _hear_parent(may_step: asyncio.Event) -> None:
+    """Returns when standard input ends; its first line begins the local steps."""
+    loop = asyncio.get_running_loop()
+    if await loop.run_in_executor(None, sys.stdin.readline):
+        may_step.set()
+        await loop.run_in_executor(None, sys.stdin.read)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ whose line is behind says no as well: what it promised would come too late for e
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,8 +33,8 @@ class Giving:
     line_bytes_per_s: float = math.inf
     """Of what the line takes, as far as that is known."""
     _free_s: float = -math.inf
-    _promised: dict[tuple[NodeKey, Digest], float] = field(default_factory=dict)
-    """To whom which payload, and until when."""
+    _promised: OrderedDict[tuple[NodeKey, Digest], float] = field(default_factory=OrderedDict)
+    """To whom which payload, and until when; the one that ends first comes first."""
 
     def measured(self, bytes_per_s: float | None) -> None:
         """What the line takes; None where nobody knows."""
@@ -47,13 +48,22 @@ class Giving:
         rate = min(self.bytes_per_s, self.line_bytes_per_s)
         if rate <= 0:
             return False
-        self._promised = {one: until for one, until in self._promised.items() if until > now_s}
+        self._forget_ended(now_s)
         if (to, payload) not in self._promised:
             if not is_owed and self.backlog_s(now_s) > self.ahead_s:
                 return False
             self._free_s = max(self._free_s, now_s) + size / rate
+        # Neither time ever goes back, so what was promised last ends last.
         self._promised[to, payload] = max(self._free_s, now_s) + PROMISED_S
+        self._promised.move_to_end((to, payload))
         return True
+
+    def _forget_ended(self, now_s: float) -> None:
+        """Drops the promises that have ended, without a look at the others: hundreds of learners
+        make tens of thousands, and each piece is asked for."""
+        promised = self._promised
+        while promised and promised[next(iter(promised))] <= now_s:
+            promised.popitem(last=False)
 
     def backlog_s(self, now_s: float) -> float:
         """Seconds until what was promised has left."""

@@ -67,3 +67,37 @@ def test_no_more_is_promised_ahead_than_may_be_and_one_copy(asked):
         before_s = giving.backlog_s(now_s)
         assert giving.may_give(at.to_bytes(32, "big"), PAYLOAD, size, now_s) == (before_s <= 10.0)
         assert giving.backlog_s(now_s) <= 10.0 + 10.0
+
+
+class _Remembered:
+    """All promises, looked through one by one: what `Giving` does without looking."""
+
+    def __init__(self) -> None:
+        self.free_s, self.until = -1e9, dict[tuple[bytes, bytes], float]()
+
+    def may_give(self, to: bytes, payload: bytes, size: int, now_s: float, rate: float) -> bool:
+        here = self.until.get((to, payload), -1e9) > now_s
+        if not here and self.free_s > now_s:
+            return False
+        self.free_s = self.free_s if here else max(self.free_s, now_s) + size / rate
+        self.until[to, payload] = max(self.free_s, now_s) + PROMISED_S
+        return True
+
+
+asked_for = st.tuples(
+    st.floats(0.0, 50.0),
+    st.sampled_from([ONE, TWO, THREE]),
+    st.sampled_from([PAYLOAD, OTHER]),
+    st.integers(1, 10**5),
+    st.sampled_from([100.0, 1000.0]),
+)
+
+
+@given(st.lists(asked_for, max_size=50))
+def test_a_promise_ends_a_minute_after_its_last_piece_whatever_was_promised_since(asked):
+    giving, model, now_s = Giving(), _Remembered(), 0.0
+    for pause_s, to, payload, size, rate in asked:
+        now_s += pause_s
+        giving.measured(rate)
+        wanted = model.may_give(to, payload, size, now_s, rate)
+        assert giving.may_give(to, payload, size, now_s) == wanted
