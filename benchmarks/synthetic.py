@@ -182,7 +182,7 @@ class Learner:
         payloads: Payloads,
         manner: Manner,
         observe: bool,
-        may_step: asyncio.Event,
+        may_step: asyncio.Event | None = None,
         listen_host: str = "127.0.0.1",
     ) -> None:
         """home: is named by the number of the learner. may_step: no local step comes before."""
@@ -267,7 +267,8 @@ class Learner:
         """A local step every so often, spread out so that learners do not step in time."""
         await self._begun.wait()
         tell("up", name=self.name)
-        await self._may_step.wait()
+        if self._may_step is not None:
+            await self._may_step.wait()
         self._begun_s = time.monotonic()
         charter = self.machine.context.charter
         assert charter is not None, "an inner loop begins under a charter"
