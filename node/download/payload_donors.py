@@ -10,9 +10,10 @@ to send just now.
 
 A donor that has nothing costs nothing but the question: the next one is asked. One that is silent
 is not waited for alone for longer than `SILENT_S`, and neither is one that would need much longer
-than payloads usually do. One that could not be reached, or was silent, is left out for `REST_S`;
-a learner that has no other left, as many have where most are behind routers that let nobody in,
-asks the syncer at once. And it is asked in the end, as if there were no donors: after
+than payloads usually do. One that could not be reached, or was silent, is left out for `REST_S`,
+if others or the syncer answered: where nobody does it is the learner's own line. A learner that has
+no other left, as many have where most are behind routers that let nobody in, asks the syncer at
+once. And it is asked in the end, as if there were no donors: after
 `PATIENCE_S_MIN`, or later where many generations come before or payloads usually take long.
 
 A syncer whose line is behind says no, and nobody adds to the queue before it. Whoever hears that
@@ -190,6 +191,11 @@ class PayloadHunt:
             if one.heard_s is not None and not one.has_sent and now_s >= one.heard_s + SILENT_S
         ]
 
+    def end(self, now_s: float) -> None:
+        """Nobody is asked any more; whoever said nothing for too long is lost as well."""
+        self.lost += self.mute(now_s)
+        self._left.clear()
+
     def deadline_s(self, now_s: float) -> float:
         """When to look again, if nothing happens before."""
         over_s = self.begun_s + self.patience_s
@@ -244,14 +250,15 @@ class PayloadDonors:
         return hunt
 
     def held(self, hunt: PayloadHunt, now_s: float) -> None:
-        """It is here, whoever sent it."""
+        """One of those that were asked has sent it."""
         self.times_s.append(now_s - hunt.begun_s)
-        self.ended(hunt, now_s)
+        hunt.end(now_s)
+        self.answered(hunt, now_s)
 
-    def ended(self, hunt: PayloadHunt, now_s: float) -> None:
-        """A search is over; whoever was not there or said nothing rests."""
-        for key in (*hunt.lost, *hunt.mute(now_s)):
-            self.resting[key] = now_s + REST_S
+    def answered(self, hunt: PayloadHunt, now_s: float) -> None:
+        """Somebody sent it, or said no, and so whoever the search lost rests. Where nobody answers
+        they do not: it may be this learner's own line that is away."""
+        self.resting |= dict.fromkeys(hunt.lost, now_s + REST_S)
 
     @property
     def usual_s(self) -> float:

@@ -50,16 +50,28 @@ class PayloadFetcher:
             found = None if hunt is None else await self._of_learners(merged, hunt, may_be_carried)
             if found is not None:
                 return found
-            try:
-                return await of_syncer(merged)
-            except NotHeld:
-                refusals += 1
-            except (TransientError, RemoteError):
-                return None
+            payload, has_answered = await self._ask_syncer(merged, of_syncer)
+            if hunt is not None and has_answered:
+                self._donors.answered(hunt, clock())
+            if payload is not None or not has_answered:
+                return payload
+            refusals += 1
             is_dropped = newest - merged.version >= limits.PAYLOAD_RING
             if is_dropped or clock() > until_s:
                 return None
             hunt = self._donors.again(merged.payload, here, clock(), refusals)
+
+    @staticmethod
+    async def _ask_syncer(
+        merged: FragmentMerged, of_syncer: OfSyncer
+    ) -> tuple[memoryview | None, bool]:
+        """The payload; or nothing, and whether it said no."""
+        try:
+            return await of_syncer(merged), True
+        except NotHeld:
+            return None, True
+        except (TransientError, RemoteError):
+            return None, False
 
     async def _of_learners(
         self, merged: FragmentMerged, hunt: PayloadHunt, may_be_carried: bool
@@ -82,7 +94,7 @@ class PayloadFetcher:
                 if found is not None:
                     self._donors.held(hunt, clock())
                     return found
-        self._donors.ended(hunt, clock())
+        hunt.end(clock())
         return None
 
     @staticmethod

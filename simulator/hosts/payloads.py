@@ -85,13 +85,18 @@ class _Fetch:
         now_s = self._world.now_s
         if self._hunt.is_over(now_s):
             self._is_over = True
-            self._donors.ended(self._hunt, now_s)
-            self._host.fetch_of_syncer(self._job, self._answer)
+            self._hunt.end(now_s)
+            self._host.fetch_of_syncer(self._job, self._of_syncer)
             return
         for key in self._hunt.asks(now_s):
             self._ask(key)
         self._looks += 1
         self._world.at(self._hunt.deadline_s(now_s), partial(self._look_if, self._looks))
+
+    def _of_syncer(self, result: object) -> None:
+        if result is REFUSED or not isinstance(result, Failed):
+            self._donors.answered(self._hunt, self._world.now_s)
+        self._answer(result)
 
     def _look_if(self, number: int) -> None:
         if number == self._looks:

@@ -146,7 +146,10 @@ def test_who_was_not_there_or_said_nothing_rests_and_the_syncer_is_asked_at_once
     hunt.heard(sending, SILENT_S + 1.0, 0.1)
     (full,) = hunt.asks(2 * SILENT_S + 1.0)
     hunt.failed(full, 2 * SILENT_S + 1.0, is_waiting=True)
-    known.ended(hunt, 2 * SILENT_S + 1.0)
+    hunt.end(2 * SILENT_S + 1.0)
+    assert hunt.is_over(2 * SILENT_S + 1.0)
+    assert not known.resting, "nobody has answered yet: it may be this learner's own line"
+    known.answered(hunt, 2 * SILENT_S + 1.0)
     assert set(known.resting) == {gone, mute}
     again = known.hunt(payload, asking, 10.0)
     assert {*again.asks(10.0), *again.asks(10.0 + SILENT_S)} == {sending, full}

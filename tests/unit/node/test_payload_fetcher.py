@@ -97,6 +97,25 @@ class Syncer:
         return memoryview(b"of the syncer")
 
 
+def test_a_learner_whose_own_line_was_away_asks_the_same_donors_again():
+    sources, syncer = Sources(first=is_gone, second=hangs), Syncer(1, PeerUnreachable)
+    sources.behaviours |= dict.fromkeys(set(KEYS) - {FIRST, SECOND, OWN}, is_gone)
+    fetcher = PayloadFetcher(sources, lambda peer, _: None)
+    assert asyncio.run(fetcher.fetch(MERGED, KEYS, syncer.fetch, MERGED.version)) is None
+    sources.behaviours[FIRST] = gives
+    assert asyncio.run(fetcher.fetch(MERGED, KEYS, syncer.fetch, MERGED.version)) == b"content"
+    assert syncer.asked == 1
+
+
+def test_who_was_away_while_the_syncer_answered_is_left_alone():
+    sources, syncer = Sources(first=is_gone), Syncer()
+    fetcher = PayloadFetcher(sources, lambda peer, _: None)
+    for times in (1, 2):
+        payload = asyncio.run(fetcher.fetch(MERGED, KEYS, syncer.fetch, MERGED.version))
+        assert (payload, syncer.asked) == (b"of the syncer", times)
+    assert sources.asked.count(FIRST) == 1
+
+
 def fetch(sources, here=KEYS, syncer=None, record=MERGED, behind=0, **options):
     faults = []
     fetcher = PayloadFetcher(sources, lambda peer, _: faults.append(peer))
