@@ -22,7 +22,7 @@ from shoal.chaos.swarm import ChaosSwarm, check_settled
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
-from shoal.demo.command import ended_by_signals, tidy_up, where_files_are
+from shoal.demo.command import begin, ended_by_signals, tidy_up
 from shoal.demo.screen import Screen
 from shoal.local_swarm.processes import Deadline, SwarmFailed, shown
 
@@ -75,7 +75,7 @@ def run(
         deadline = Deadline.after(60 * (minutes or MINUTES))
         swarm = ChaosSwarm(folder, deadline, Screen())
         try:
-            swarm.screen.tell(where_files_are(folder, keep=keep))
+            begin(swarm.screen, folder, keep=keep)
             return _show(swarm, scenarios, json)
         except KeyboardInterrupt:
             return failures.interrupted()

@@ -23,6 +23,7 @@ from host.files.home import TAPES, Home
 from host.files.signed_project import read_signed
 from host.runtime import software
 from protocol import decoders
+from protocol.numerics.warm_up import warm_up
 from protocol.project import encode
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
@@ -64,7 +65,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
 
 def _show(swarm: DemoSwarm, screen: Screen, path: Path | None, *, keep: bool) -> int:
     with screen.showing():
-        screen.tell(where_files_are(swarm.folder, keep=keep))
+        begin(screen, swarm.folder, keep=keep)
         try:
             made = Demo(swarm, screen).play()
         except SwarmFailed as error:
@@ -220,9 +221,12 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def where_files_are(folder: Path, *, keep: bool) -> str:
-    """A line of the story: where to look, and for how long."""
-    return f"all files are in {folder} and are {'kept' if keep else 'removed at the end'}"
+def begin(screen: Screen, folder: Path, *, keep: bool) -> None:
+    """Tells where to look, and compiles what merges need, which each of the first processes on this
+    machine would do for itself, and learners would train on for half a minute before they merge."""
+    screen.tell(f"all files are in {folder} and are {'kept' if keep else 'removed at the end'}")
+    screen.tell("compiling the loops of merging; the first time on a machine that takes a while")
+    warm_up()
 
 
 def tidy_up(swarm: LocalSwarm, *, keep: bool) -> None:

@@ -23,7 +23,7 @@ from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
 from shoal.demo import smollm2
-from shoal.demo.command import ended_by_signals, tidy_up, where_files_are
+from shoal.demo.command import begin, ended_by_signals, tidy_up
 from shoal.demo.project import Learner
 from shoal.demo.screen import Screen
 from shoal.demo.watched import WatchedSwarm
@@ -149,7 +149,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
 
 def _show(swarm: WatchedSwarm, screen: Screen, path: Path | None, *, keep: bool) -> int:
     with screen.showing():
-        screen.tell(where_files_are(swarm.folder, keep=keep))
+        begin(screen, swarm.folder, keep=keep)
         try:
             made = make_report(_play(swarm, screen))
         except SwarmFailed as error:

@@ -22,7 +22,7 @@ from protocol.standing import DOUBTED_BELOW
 from shoal.common import failures
 from shoal.common.exit_codes import ExitCode
 from shoal.common.writing import check_folder, write_json
-from shoal.demo.command import ended_by_signals, where_files_are
+from shoal.demo.command import begin, ended_by_signals
 from shoal.demo.liar import FACTOR, spawning
 from shoal.demo.project import NAME, SETTINGS, Learner
 from shoal.demo.report import held_out_note
@@ -119,7 +119,7 @@ def run(*, report: Path | None, minutes: float | None, keep: bool = False) -> in
         screen, deadline = Screen(), Deadline.after(60 * (minutes or MINUTES))
         try:
             with screen.showing():
-                screen.tell(where_files_are(folder, keep=keep))
+                begin(screen, folder, keep=keep)
                 runs = [_play(act, folder, deadline, screen) for act in ACTS]
         except KeyboardInterrupt:
             return failures.interrupted()
