@@ -81,6 +81,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(payload_donors, "POLL_S", 0.01)
     monkeypatch.setattr(payload_donors, "SILENT_S", 0.05)
     monkeypatch.setattr(payload_donors, "PATIENCE_S_MIN", 0.5)
+    monkeypatch.setattr(payload_donors, "GENERATION_S", 0.1)
     monkeypatch.setattr(payload_donors, "AGAIN_S", 0.05)
 
 
