@@ -59,8 +59,8 @@ class Giving:
         return True
 
     def _forget_ended(self, now_s: float) -> None:
-        """Drops the promises that have ended, without a look at the others: hundreds of learners
-        make tens of thousands, and each piece is asked for."""
+        """Drops the promises that have ended, without a look at the others: there may be ten
+        thousand, and each piece of a payload is asked for."""
         promised = self._promised
         while promised and promised[next(iter(promised))] <= now_s:
             promised.popitem(last=False)
