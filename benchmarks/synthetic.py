@@ -50,6 +50,7 @@ from host.join_link import JoinLink, parse_link
 from host.network import dht_protocol, hivemind_parts
 from host.network.leader_discovery import learners_topic, seat_topic
 from host.options import DONATE_MBPS
+from host.runtime import garbage
 from host.runtime.lifecycle import background, quiet_about_peers
 from host.transport import Transport
 from node.daemon.leader_watch import leader_watch
@@ -392,6 +393,12 @@ class Learner:
                 self._begun.set()
 
 
+async def live(chosen: argparse.Namespace) -> None:
+    """Looks for garbage as daemons do."""
+    with garbage.sought_by_the_clock(asyncio.get_running_loop()):
+        await serve(chosen)
+
+
 async def serve(chosen: argparse.Namespace) -> None:
     """All learners of this process, until standard input ends."""
     asyncio.get_running_loop().set_exception_handler(quiet_about_peers)
@@ -459,7 +466,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.light:
         make_light()
-    uvloop.run(serve(chosen))
+    uvloop.run(live(chosen))
     return 0
 
 

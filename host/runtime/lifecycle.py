@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -12,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from typing import Any
 
 import uvloop
+
+from host.runtime import garbage
 
 INTERRUPTED_EXIT = 130
 log = logging.getLogger("shoal.life")
@@ -61,10 +62,6 @@ def live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
 async def _live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(quiet_about_peers)
-    # A hundred thousand objects of imported code: looking through them for garbage, again and
-    # again, would hold the loop for 30 ms each time.
-    gc.collect()
-    gc.freeze()
     begun = asyncio.Event()
 
     async def begin() -> int:
@@ -77,7 +74,8 @@ async def _live(main: Callable[[Stopper], Coroutine[Any, Any, int]]) -> int:
         loop.add_signal_handler(number, stopper.ask, "stopped by its owner")
     begun.set()
     try:
-        return await task
+        with garbage.sought_by_the_clock(loop):
+            return await task
     except asyncio.CancelledError:
         return 0  # Asked to stop before there was anything to say goodbye to.
 
