@@ -68,6 +68,8 @@ class Driver:
         self._act = act
         self._on_fact = on_fact
         self._streams: dict[bytes, ControlStream] = {}
+        self._encoded: tuple[Message, bytes] | None = None
+        """The last message that was sent: a record goes to hundreds of peers."""
         self._events: deque[machine.Event] = deque()
         self._is_draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -196,7 +198,9 @@ class Driver:
 
     def _send(self, stream: ControlStream, message: Message) -> None:
         try:
-            stream.send(wire.encode(message))
+            if self._encoded is None or self._encoded[0] is not message:
+                self._encoded = (message, wire.encode(message))
+            stream.send(self._encoded[1])
         except errors.LimitExceeded as error:
             # Ours, not the peer's: the stream has lost its order, a fresh one starts over.
             log.error("not sent to %s: %s", short(stream.peer), error)

@@ -21,7 +21,7 @@ from protocol.log.records import Span
 from protocol.messages import Cursor
 
 
-class HandedIn(Struct, frozen=True, array_like=True):
+class HandedIn(Struct, frozen=True, array_like=True, gc=False):
     """How far a session's merged pushes of one fragment reach on the line of its text."""
 
     sequences: int = 0
@@ -75,15 +75,21 @@ def behind(spans: Sequence[Span], cursor: Cursor, block_sequences: int) -> list[
 
     None if the cursor is in none of them.
     """
-    position, sequence = cursor.position, min(cursor.sequence, block_sequences)
+    position, sequence = cursor.position, cursor.sequence
+    if sequence > block_sequences:
+        sequence = block_sequences
     for at, span in enumerate(spans):
         start, stop = span.start, span.stop
         if start <= position < stop:
-            skip = max(sequence, span.skip) if position == start else sequence
+            skip = span.skip if position == start and span.skip > sequence else sequence
             if skip == block_sequences:
                 position, skip = position + 1, 0
-            rest = [Span(position, stop, skip)] if position < stop else []
-            return [*rest, *spans[at + 1 :]]
+            left = list(spans[at:])
+            if position < stop:
+                left[0] = Span(position, stop, skip)
+            else:
+                del left[0]
+            return left
     for at, span in enumerate(spans):
         if position == span.stop and sequence == 0:
             return list(spans[at + 1 :])
@@ -104,11 +110,15 @@ class LeaseBook:
     """Of sessions in `granted`, by fragment."""
     changes: int = field(default=0, compare=False)
     """Grows with every lease and return; no part of the state."""
+    _learners: tuple[int, frozenset[bytes]] | None = field(default=None, compare=False, repr=False)
+    """After so many changes, who is here."""
 
     @property
     def learners(self) -> frozenset[bytes]:
         """Keys of all that have been leased text and did not leave: who is here, by the log."""
-        return frozenset(learner for learner, _ in self.since_s)
+        if self._learners is None or self._learners[0] != self.changes:
+            self._learners = (self.changes, frozenset(learner for learner, _ in self.since_s))
+        return self._learners[1]
 
     def pick(self, blocks: int) -> tuple[Span, ...]:
         """The spans a new lease of so many blocks would take: given-back ones first."""

@@ -53,6 +53,22 @@ def test_leases_with_another_session_between_stay_apart(book):
     assert book.unread(A) == 5
 
 
+def test_who_is_here_is_who_was_leased_text_and_did_not_leave(book):
+    assert book.learners == frozenset()
+    granted(book, A, 1)
+    assert book.learners == {A[0]}
+    granted(book, B, 1)
+    again = (A[0], 2)
+    granted(book, again, 1)
+    assert book.learners == {A[0], B[0]}
+    book.give_back(A)
+    assert book.learners == {A[0], B[0]}
+    book.give_back(B)
+    assert book.learners == {A[0]}
+    book.give_back(again)
+    assert book.learners == frozenset()
+
+
 def test_reading_moves_the_start_and_keeps_what_is_left_of_a_block(book):
     granted(book, A, 3)
     assert read_to(book, A, 1, 2) == [Span(1, 3, 2)]
