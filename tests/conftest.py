@@ -78,11 +78,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (folder(item), -longest_s[item.path]))
 
 
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Half a million objects of imported code and collected tests: to look through them for
     garbage, again and again, costs a tenth of the quick tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import trees_of
+
 ROOMS = ("protocol", "host", "node", "syncer_node", "simulator", "tui", "shoal")
-BUILDER = ROOT / "protocol" / "decoders.py"
+BUILDER = "protocol/decoders.py"
 
 
 def builds(call: ast.Call) -> bool:
@@ -24,10 +24,10 @@ def builds(call: ast.Call) -> bool:
 @pytest.mark.parametrize("room", ROOMS)
 def test_nothing_else_builds_a_decoder(room):
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sorted((ROOT / room).rglob("*.py"))
-        if path != BUILDER
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{name}:{node.lineno}"
+        for name, tree in trees_of(room).items()
+        if name != BUILDER
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and builds(node)
     ]
     assert found == []

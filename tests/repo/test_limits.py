@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.__main__ import PACKAGES
+from tests.support.sources import ROOT, trees_of
 
-ROOT = Path(__file__).parents[2]
 FOLDER_FILES_MAX = 25
 FUNCTION_LINES_MAX = 60
 
@@ -41,18 +40,9 @@ SLEEPS = {
 """Files that may block on the clock: a command that waits for a daemon, or looks again."""
 
 
-def sources(*folders: str) -> Iterator[tuple[str, ast.Module, int]]:
+def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders:
-        yield from sources_of(folder)
-
-
-@functools.cache
-def sources_of(folder: str) -> list[tuple[str, ast.Module, int]]:
-    texts = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
-    return [
-        (str(path.relative_to(ROOT)), ast.parse(text), len(text.splitlines()))
-        for path, text in texts.items()
-    ]
+        yield from trees_of(folder).items()
 
 
 def folders() -> Iterator[Path]:
@@ -85,7 +75,7 @@ def test_every_folder_says_what_lives_there():
 def test_no_function_is_too_long():
     long = {
         f"{name}:{function.name}": lines
-        for name, tree, _ in sources(*PACKAGES)
+        for name, tree in sources(*PACKAGES)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
@@ -107,7 +97,7 @@ def catches_everything(handler: ast.AST) -> bool:
 
 def test_everything_is_caught_only_where_it_is_allowed():
     found = {}
-    for name, tree, _ in sources(*PACKAGES):
+    for name, tree in sources(*PACKAGES):
         times = sum(catches_everything(node) for node in ast.walk(tree))
         if times:
             found[name] = times
@@ -133,7 +123,7 @@ def sleeps(tree: ast.Module) -> bool:
 
 
 def test_nobody_sleeps_but_where_it_is_allowed():
-    found = {name for name, tree, _ in sources(*PACKAGES, "tests") if sleeps(tree)}
+    found = {name for name, tree in sources(*PACKAGES, "tests") if sleeps(tree)}
     assert {name for name in found if not name.startswith("tests/net/")} <= SLEEPS
 
 
@@ -144,7 +134,7 @@ ASKING = {"input", "getpass.getpass", "Prompt.ask", "Confirm.ask", "IntPrompt.as
 def test_nobody_asks_questions():
     found = {
         f"{name}: {ast.unparse(node.func)}"
-        for name, tree, _ in sources(*PACKAGES)
+        for name, tree in sources(*PACKAGES)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name | ast.Attribute)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import trees_of
 
 NAMED_TUPLE = {"_replace", "_asdict"}
 """Public methods in spite of their names."""
@@ -52,14 +50,6 @@ PRIVATE = {
 These numbers only fall."""
 
 
-@functools.cache
-def trees() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text())
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-    }
-
-
 def imported(tree: ast.Module) -> set[str]:
     """Names of modules, and of what is taken from them."""
     found = set()
@@ -78,7 +68,9 @@ def is_test(name: str) -> bool:
 
 
 def test_no_test_is_imported():
-    wrong = {name: sorted(filter(is_test, imported(tree))) for name, tree in trees().items()}
+    wrong = {
+        name: sorted(filter(is_test, imported(tree))) for name, tree in trees_of("tests").items()
+    }
     assert {name: modules for name, modules in wrong.items() if modules} == {}
 
 
@@ -96,5 +88,7 @@ def pokes(tree: ast.Module) -> int:
 
 
 def test_few_tests_look_inside_of_objects():
-    found = Counter({name: count for name, tree in trees().items() if (count := pokes(tree))})
+    found = Counter(
+        {name: count for name, tree in trees_of("tests").items() if (count := pokes(tree))}
+    )
     assert found == PRIVATE, "fewer: lower the number here. More: look at it from outside."

@@ -260,7 +260,7 @@ def test_a_drained_leader_hands_over_with_its_mergers_merges_done(swarm):
     swarm.check()
 
 
-@pytest.mark.parametrize("seed", first(3, range(40)))
+@pytest.mark.parametrize("seed", first(1, range(40)))
 def test_whatever_happens_no_merge_is_lost_and_none_counts_twice(seed):
     swarm = build_swarm(seed, syncers=3, witnesses=seed % 2, rounds=ALL)
     afflict(swarm, seed, until_s=120.0, every_s=6.0, kinds=FAULT_KINDS)

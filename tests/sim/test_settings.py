@@ -288,7 +288,9 @@ def test_the_learning_rate_follows_the_committed_tokens_and_never_goes_back():
     assert [*told, *again] == sorted([*told, *again])
 
 
-@pytest.mark.parametrize(("learners", "most"), [(12, 4), (24, 8)])
+@pytest.mark.parametrize(
+    ("learners", "most"), [(12, 4), pytest.param(24, 8, marks=pytest.mark.slow)]
+)
 def test_rounds_that_ask_some_wait_for_none_whom_they_cannot_ask(learners, most):
     """Before all are established, what most of them hand in makes no quorum."""
     spec = rounds(participants_max=most, quorum=most, patience_s=300.0)

@@ -115,6 +115,7 @@ def test_doctor_tries_the_machine_the_way_it_will_train(genesis):
     assert not wish_for(genesis.model, INNER, 32, Settings(), genesis).base_in_4_bits
 
 
+@pytest.mark.slow
 def test_importing_an_adapter_s_library_says_nothing_of_kernels_that_nobody_asked_for():
     """`peft` imports bitsandbytes, whose warning would stand in front of what a model writes."""
     done = subprocess.run(
