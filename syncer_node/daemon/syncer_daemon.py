@@ -66,7 +66,7 @@ from protocol.peers.nearby import NearbyNotice
 from protocol.peers.project_code import nearby_command
 from protocol.signing import verify_ed25519
 from protocol.status import SyncerStatus
-from protocol.trace import Fact, FragmentCommitted, PhaseChanged, QuorumReached
+from protocol.trace import Fact, FragmentCommitted, PhaseChanged, PushSettled, QuorumReached
 from syncer_node.daemon import status
 from syncer_node.daemon.job_executor import JobExecutor
 from syncer_node.daemon.shard_copies import ShardCopies
@@ -97,6 +97,18 @@ LINK_ADDRESSES_MAX = 4
 
 RECALLED = 128
 """Records of the log that a new leader looks at, so that averages do not begin anew with it."""
+
+FEW = 16
+"""Learners here whose merged pushes have a line each in the log."""
+
+
+def is_one_of_many(fact: Fact, learners: int) -> bool:
+    """Whether a fact is a push that went into a merge, as hundreds do where so many learners are.
+
+    The merge has a line of its own, which says how many there were. Lines of each push would be
+    seven in eight, and would push what happened yesterday out of the log, and all else off screens.
+    """
+    return learners > FEW and isinstance(fact, PushSettled) and fact.outcome == "merged"
 
 
 def run(options: SyncerOptions) -> int:
@@ -383,7 +395,10 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
 
     def on_fact(self, fact: Fact) -> None:
         """Log it, and keep the books."""
-        super().on_fact(fact)
+        leadership = self.machine.leadership
+        learners = len(leadership.members.sessions) if leadership is not None else 0
+        if not is_one_of_many(fact, learners):
+            super().on_fact(fact)
         if isinstance(fact, FragmentCommitted):
             charter = self.machine.setup.charter
             self.books.add(fact, self.layout, charter.rounds)
