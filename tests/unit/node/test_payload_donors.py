@@ -3,9 +3,11 @@ long."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +61,34 @@ def test_who_is_no_part_of_the_log_yet_has_a_place_all_the_same():
     newcomer = bytes([7]) * 32
     found = donors(PAYLOAD, KEYS, newcomer)
     assert found == donors(PAYLOAD, [*KEYS, newcomer], newcomer)
+
+
+def finalized(value):
+    """As in splitmix64, with numbers of any length."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+    return value ^ value >> 31
+
+
+@given(st.binary(min_size=32, max_size=32), st.sets(st.binary(min_size=32, max_size=32)))
+def test_the_order_is_that_of_the_protocol(payload, keys):
+    def number(value):
+        hasher = blake3(value, derive_key_context="shoal 1 payload donors")
+        return int.from_bytes(hasher.digest()[:8], "little")
+
+    assert order(payload, keys) == sorted(
+        keys, key=lambda one: finalized(number(one) ^ number(payload))
+    )
+
+
+def test_no_key_has_a_better_place_than_others():
+    rng = random.Random(1)
+    keys = frozenset(KEYS[:64])
+    firsts = Counter(order(rng.randbytes(32), keys)[0] for _ in range(6400))
+    assert len(firsts) == 64
+    assert sum((many - 100) ** 2 / 100 for many in firsts.values()) < 115, (
+        "chi squared, 1 in 10,000"
+    )
 
 
 def test_other_payloads_come_in_another_order():
