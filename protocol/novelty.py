@@ -53,7 +53,7 @@ pushes stray, down to 0.4 of the median in the laboratory, and in a tiny model, 
 anything is left of a push, to 0.1."""
 
 
-class Novelty(Struct, frozen=True, array_like=True, gc=False):
+class Novelty(Struct, frozen=True, array_like=True):
     """What the log says of a learner before a merge."""
 
     mean: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0

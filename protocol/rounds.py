@@ -180,13 +180,8 @@ class Round:
 
     def pending(self, now_s: float) -> Iterator[bytes]:
         """Learners that may still deliver in time."""
-        timeout_s, asked, sending = self.spec.pull_timeout_s, PullState.ASKED, PullState.SENDING
-        return (
-            peer
-            for peer, one in self._waiting
-            # As `is_pending` says, without a call for each of hundreds at each look.
-            if (one.state is asked or one.state is sending) and now_s < one.asked_s + timeout_s
-        )
+        timeout_s = self.spec.pull_timeout_s
+        return (peer for peer, one in self._waiting if one.is_pending(now_s, timeout_s))
 
     def is_waiting(self, now_s: float) -> bool:
         """Whether anybody may still deliver in time."""

@@ -104,7 +104,7 @@ SLACK = 1.0
 thousands of elements hardly learns any more, one in 5,000 points backwards by half of it."""
 
 
-class Standing(Struct, frozen=True, array_like=True, gc=False):
+class Standing(Struct, frozen=True, array_like=True):
     """What the log says of a learner before a merge."""
 
     direction: float = 0.0

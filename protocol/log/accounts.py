@@ -47,7 +47,7 @@ class Refusal(Struct, frozen=True, array_like=True):
     pushes: Annotated[int, Meta(ge=1, le=2**31)]
 
 
-class Account(Struct, array_like=True, gc=False):
+class Account(Struct, array_like=True):
     """What one contributor handed in, over all its sessions."""
 
     merges: Count = 0

@@ -21,7 +21,7 @@ from protocol.log.records import Span
 from protocol.messages import Cursor
 
 
-class HandedIn(Struct, frozen=True, array_like=True, gc=False):
+class HandedIn(Struct, frozen=True, array_like=True):
     """How far a session's merged pushes of one fragment reach on the line of its text."""
 
     sequences: int = 0
@@ -75,21 +75,15 @@ def behind(spans: Sequence[Span], cursor: Cursor, block_sequences: int) -> list[
 
     None if the cursor is in none of them.
     """
-    position, sequence = cursor.position, cursor.sequence
-    if sequence > block_sequences:
-        sequence = block_sequences
+    position, sequence = cursor.position, min(cursor.sequence, block_sequences)
     for at, span in enumerate(spans):
         start, stop = span.start, span.stop
         if start <= position < stop:
-            skip = span.skip if position == start and span.skip > sequence else sequence
+            skip = max(sequence, span.skip) if position == start else sequence
             if skip == block_sequences:
                 position, skip = position + 1, 0
-            left = list(spans[at:])
-            if position < stop:
-                left[0] = Span(position, stop, skip)
-            else:
-                del left[0]
-            return left
+            rest = [Span(position, stop, skip)] if position < stop else []
+            return [*rest, *spans[at + 1 :]]
     for at, span in enumerate(spans):
         if position == span.stop and sequence == 0:
             return list(spans[at + 1 :])

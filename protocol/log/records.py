@@ -32,7 +32,7 @@ NO_RECORD = bytes(32)
 """Hash that the first record names as its predecessor."""
 
 
-class Span(Struct, frozen=True, array_like=True, gc=False):
+class Span(Struct, frozen=True, array_like=True):
     """Leased positions start <= position < stop; `skip` sequences of the first are already read."""
 
     start: Count

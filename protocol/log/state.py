@@ -38,7 +38,7 @@ class FragmentState(Struct, frozen=True, array_like=True):
     """Log index of the record that made it."""
 
 
-class KnownNorm(Struct, frozen=True, array_like=True, gc=False):
+class KnownNorm(Struct, frozen=True, array_like=True):
     """How long a learner's newest push of a fragment was."""
 
     learner: bytes
