@@ -160,7 +160,10 @@ HEARTBEATS_PER_S = 400
 """Of all learners together, on change; a syncer asks for fewer of each when they are many."""
 
 ALIVE_EVERY_S = 1.0
-"""A syncer says at least this often that it lives."""
+"""A syncer that has said nothing to all for so long says that it lives."""
+
+ALIVE_EVERY_S_MAX = 5.0
+"""It says so at least this often, since that also tells how often it wants to hear news."""
 
 LEADER_SUSPECT_AFTER_S = 4.0
 """Silence of a leader after which a learner looks whether another one was elected."""

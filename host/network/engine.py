@@ -172,6 +172,7 @@ class Engine:
                 wait_timeout=TABLE_PEER_S,
             )
         await self.refresh()
+        await self._find_listening()
 
     async def _create_child(self, peers: list[str]) -> None:
         engine, options = self, self._options
@@ -288,19 +289,23 @@ class Engine:
                 return "the connection to the network engine broke"
             try:
                 await self.refresh()
+                await self._find_listening()
             except TransientError as error:
                 return f"the network engine does not answer ({error})"
 
     async def refresh(self) -> None:
-        """Asks the child whom it is connected with, and where it listens."""
+        """Asks the child whom it is connected with."""
         async with self.limited("asking the network engine", ENGINE_CALL_S):
-            connected = await self._neighbours.ask(self._p2p._client.control.daemon_connector)
+            connector = self._p2p._client.control.daemon_connector
+            self.connected = await self._neighbours.ask(connector)
+
+    async def _find_listening(self) -> None:
+        async with self.limited("asking the network engine", ENGINE_CALL_S):
             try:
                 visible = await self._p2p.get_visible_maddrs(latest=True)
             except ValueError:
                 visible = []  # nothing to listen on is a state, not a failure
         self.listening = [text for text in map(str, visible) if addresses.is_tcp(text)]
-        self.connected = connected
 
     def lose(self, reason: str) -> None:
         """Ends everything in flight at once with TransportLost(reason)."""

@@ -102,7 +102,7 @@ class Leadership:
         """The seat is about to be handed over: no new rounds."""
         self._propose = propose
         self._now_s = now_s
-        self._said_alive_s = self._reported_s = 0.0
+        self._said_alive_s = self._told_all_s = self._reported_s = 0.0
         self._is_ending_proposed = self._is_end_proposed = False
         charter = setup.charter
         self.invites = Invites(state, propose)
@@ -277,13 +277,7 @@ class Leadership:
         for session in self.members.silent(now_s):
             self.effects.out.append(Disconnect(session.peer, "silent"))
             self.lose(session.peer, f"not heard for {limits.GONE_AFTER_S:.0f} s", now_s)
-        if now_s - self._said_alive_s >= limits.ALIVE_EVERY_S:
-            self._said_alive_s = now_s
-            live = list(self.members.live())
-            every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
-            alive = messages.Alive(self.state.index, every_s)
-            for session in live:
-                self.effects.send(session.peer, alive)
+        self._say_alive(now_s)
         self._report(now_s)
         for session_key in self.leasing.take_back(now_s):
             self.rounds.last_sequence.pop(session_key, None)
@@ -310,6 +304,18 @@ class Leadership:
             and self.evaluating.finish(now_s)
         ):
             self._end()
+
+    def _say_alive(self, now_s: float) -> None:
+        """Silence must mean something; where records come in between, there is none."""
+        is_quiet = now_s - max(self._told_all_s, self._said_alive_s) >= limits.ALIVE_EVERY_S
+        if not is_quiet and now_s - self._said_alive_s < limits.ALIVE_EVERY_S_MAX:
+            return
+        self._said_alive_s = now_s
+        live = list(self.members.live())
+        every_s = min(limits.HEARTBEAT_S, len(live) / limits.HEARTBEATS_PER_S)
+        alive = messages.Alive(self.state.index, every_s)
+        for session in live:
+            self.effects.send(session.peer, alive)
 
     def _report(self, now_s: float) -> None:
         """Tell those that look on how the swarm is, if it is time."""
@@ -355,6 +361,7 @@ class Leadership:
         times.append(self.mergers.deadline_s())
         times.append(self.restoring.deadline_s())
         times.append(self.leasing.deadline_s())
+        times.append(max(self._told_all_s, self._said_alive_s) + limits.ALIVE_EVERY_S)
         return min((t for t in times if t is not None), default=1e18)
 
     # The log.
@@ -385,6 +392,7 @@ class Leadership:
             case records.RunEnded():
                 self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
+        self._told_all_s = now_s
         committed = messages.Committed((entry,))
         for session in self.members.live():
             self.effects.send(session.peer, committed)

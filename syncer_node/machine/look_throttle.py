@@ -20,9 +20,9 @@ BEATS_LOOK_S_MAX = 0.02
 """Heartbeats come often; because of their news rounds are looked at no more often than the one for
 each learner, or than the other. A few learners that are all ready so hardly wait for a timer."""
 
-PUSHES_LOOK_S = 1e-4
-"""... and because of either no more often than this for each learner: about thirty times what a
-look takes. A thousand learners so wait for the next pull for a tenth of a second at most."""
+PUSHES_LOOK_S = 2.5e-4
+"""... and because of either no more often than this for each learner: about twenty times what a
+look takes. A thousand learners so wait for the next pull for a quarter of a second at most."""
 
 FEW = 16
 """Learners whose pushes are looked at one by one."""

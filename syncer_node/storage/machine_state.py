@@ -249,6 +249,7 @@ class LeadershipFields(_State):
     _is_ending_proposed: bool
     _is_end_proposed: bool
     asking: dict[bytes, None] = msgspec.field(default_factory=dict)
+    _told_all_s: float = 0.0
 
 
 class MembershipFields(_State):
