@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.peers import lines_report, run, shoal_project, to_loss
+from benchmarks.peers import lines_report, run, to_loss
 from benchmarks.peers.arena import Late, node_of
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.peers.networks import PACKET_BYTES, Line, Lines
@@ -57,6 +57,8 @@ class Case:
     """How many times as slow the last worker's line is."""
     dies: bool = False
     """Whether a worker is killed in the end."""
+    model: str = "4m"
+    """The size of what is merged; more than the model that is trained has is noise."""
 
 
 CASES: Final[Mapping[str, Case]] = {
@@ -68,6 +70,14 @@ CASES: Final[Mapping[str, Case]] = {
         line=CAMPUS,
         packet_bytes=CAMPUS_PACKET_BYTES,
         dies=True,
+    ),
+    "large": Case("four on lines of 100/20 Mbit/s, 50 ms", dies=True, model="40m"),
+    "large-campus": Case(
+        "four on lines of 1 Gbit/s, 10 ms",
+        line=CAMPUS,
+        packet_bytes=CAMPUS_PACKET_BYTES,
+        dies=True,
+        model="40m",
     ),
 }
 
@@ -100,7 +110,6 @@ def main() -> int:
     names, cases = [one.name for one in ENTRANTS], list(CASES)
     parser.add_argument("--only", default=",".join(names), help=", ".join(names))
     parser.add_argument("--cases", default=",".join(cases), help=", ".join(cases))
-    parser.add_argument("--model", default="4m", choices=shoal_project.MODELS, help="its size")
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
@@ -142,7 +151,7 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
 
     for name in given.cases.split(","):
         case = CASES[name]
-        given.workers = case.workers
+        given.workers, given.model = case.workers, case.model
         # Who dies is told by the case here.
         given.death = case.dies
         # Where nobody dies a merge waits for the slowest, as all others do.
