@@ -3,6 +3,10 @@
 A line at home takes far less out than in. Sixteen copies of each payload on it would take longer
 than the learners need for the next, and everybody would wait for it. Where the line has the time,
 it is spent: what a merger sends, no volunteer has to.
+
+Where merges come faster than a learner gives one on, learners cannot keep up either. A merger then
+sends what its line takes until a learner would have sent one copy: those at the end of the queue
+still have theirs no later than from each other.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from statistics import median
 from typing import Final
 
 from protocol.limits import SYNCER_COPIES
+
+GIVEN_BYTES_PER_S: Final = 6.25e6
+"""What learners give merged payloads at, where their owners and lines allow: 50 Mbit/s."""
 
 MERGES_KEPT: Final = 9
 MERGES_MIN: Final = 3
@@ -51,5 +58,6 @@ class Sending:
         times = [at_s for at_s, _ in self.merges]
         gap_s = median(later - earlier for earlier, later in pairwise(times))
         size = sum(size for _, size in self.merges) / len(self.merges)
-        carried = self.up_bytes_per_s * (BUSY * gap_s - self.up_backlog_s) / size
+        time_s = BUSY * max(gap_s, size / GIVEN_BYTES_PER_S) - self.up_backlog_s
+        carried = self.up_bytes_per_s * time_s / size
         return max(1, min(SYNCER_COPIES, round(carried)))

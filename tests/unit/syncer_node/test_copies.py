@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from protocol.limits import SYNCER_COPIES
-from syncer_node.machine.merging.copies import BUSY, MERGES_KEPT, MERGES_MIN, Sending
+from syncer_node.machine.merging.copies import (
+    BUSY,
+    GIVEN_BYTES_PER_S,
+    MERGES_KEPT,
+    MERGES_MIN,
+    Sending,
+)
 
 SIZE = 2_000_000
 
@@ -45,7 +51,16 @@ def test_a_pause_between_two_bursts_does_not_count():
 
 
 def test_merges_at_the_same_time_leave_no_time_to_send_much():
-    assert merging([1.0] * MERGES_KEPT, rate=125e6).copies == 1
+    assert merging([1.0] * MERGES_KEPT, rate=2_500_000.0).copies == 1
+
+
+def test_merges_faster_than_learners_give_are_sent_as_far_as_the_line_goes():
+    fast = merging([1.0] * MERGES_KEPT, rate=125e6)
+    assert 1 < fast.copies < SYNCER_COPIES
+    last_s = fast.copies * SIZE / 125e6
+    assert last_s <= SIZE / GIVEN_BYTES_PER_S, "the last copy leaves before a learner gave one"
+    waits = merging([1.0] * MERGES_KEPT, rate=125e6, backlog_s=SIZE / GIVEN_BYTES_PER_S)
+    assert waits.copies == 1, "nobody adds to a queue that is as long"
 
 
 def test_what_waits_to_leave_takes_time_off():
