@@ -71,9 +71,11 @@ CASES: Final[Mapping[str, Case]] = {
         packet_bytes=CAMPUS_PACKET_BYTES,
         dies=True,
     ),
-    "large": Case("four on lines of 100/20 Mbit/s, 50 ms", dies=True, model="40m"),
+    "large": Case(
+        "40 million parameters, four on lines of 100/20 Mbit/s, 50 ms", dies=True, model="40m"
+    ),
     "large-campus": Case(
-        "four on lines of 1 Gbit/s, 10 ms",
+        "40 million parameters, four on lines of 1 Gbit/s, 10 ms",
         line=CAMPUS,
         packet_bytes=CAMPUS_PACKET_BYTES,
         dies=True,
