@@ -148,7 +148,10 @@ def plot(found: dict[str, Any], path: Path) -> None:
         ]
         titles = [found["titles"][name] for name in names]
         bars = axis.barh(titles, middles, color=colours(names), height=0.65, xerr=reach)
-        axis.bar_label(bars, fmt="%.1f", padding=6, fontsize=8)
+        told = [
+            f"{middle:.1f}" if one else "not run" for middle, one in zip(middles, took, strict=True)
+        ]
+        axis.bar_label(bars, told, padding=6, fontsize=8)
         entitle(axis, f"seconds of a round: {case['about']}")
     figure.savefig(path, metadata={"Date": None})
 
