@@ -78,23 +78,34 @@ def measured_by(point: CurvePoint, accounts: Mapping[bytes, Account]) -> str:
     return f"by {first} and {named(point.second, accounts)}"
 
 
-def disputed_words(curve: Sequence[CurvePoint], accounts: Mapping[bytes, Account]) -> str:
-    """Who does not agree on the newest measured checkpoint, as a sentence; else nothing."""
+def disputed_words(
+    curve: Sequence[CurvePoint],
+    accounts: Mapping[bytes, Account],
+    present: Mapping[bytes, str] | None = None,
+) -> str:
+    """Who does not agree on the newest measured checkpoint, as a sentence; else nothing.
+
+    present: what those who are connected call themselves. The log has a name a second after its
+    owner's first merge, and the loss may be disputed before that.
+    """
     newest = curve[-1] if curve else None
     if newest is None or not newest.is_disputed:
         return ""
     one, other = newest.losses
     return (
         f"Held-out losses at global step {newest.global_step:,} differ, so it does not count as "
-        f"best: {named(newest.evaluator, accounts)} says {one:.4f}, "
-        f"{named(newest.second, accounts)} says {other:.4f}."
+        f"best: {named(newest.evaluator, accounts, present)} says {one:.4f}, "
+        f"{named(newest.second, accounts, present)} says {other:.4f}."
     )
 
 
-def named(key: bytes, accounts: Mapping[bytes, Account]) -> str:
+def named(
+    key: bytes, accounts: Mapping[bytes, Account], present: Mapping[bytes, str] | None = None
+) -> str:
     """A learner by name and key: a name alone is whatever its owner chose."""
     account = accounts.get(key)
-    name = printable(account.name) if account is not None else ""
+    noted = account.name if account is not None else ""
+    name = printable(noted or (present or {}).get(key, ""))
     return f"{name} ({short(key)})" if name else short(key)
 
 

@@ -115,7 +115,8 @@ def _training_sentence(leadership: Leadership, now_s: float, *, is_whole: bool) 
     waiting = leadership.rounds.pace.waiting
     is_short = "learners ready" in waiting
     wait = f" Waiting: {waiting}." if is_short else ""
-    disputed = disputed_words(leadership.state.curve, leadership.state.accounts)
+    names = {key: session.name for key, session in leadership.members.sessions.items()}
+    disputed = disputed_words(leadership.state.curve, leadership.state.accounts, names)
     said = (
         _suspended(leadership),
         _doubt(leadership),

@@ -144,16 +144,22 @@ def test_one_that_always_adds_the_same_is_named_whether_pushes_meet_or_come_alon
 def test_two_of_eight_that_hand_in_a_little_less_in_the_same_places_are_named(
     project: Project,
 ) -> None:
-    """Each element is within the noise of an honest push, and each of them confirms the other."""
+    """Each element is within the noise of an honest push, and each of them confirms the other.
+
+    Of twelve seeds they are named after 4 to 34 pushes, with 17 in the middle.
+    """
     genesis, charter, cache = project
     outer = msgspec.structs.replace(charter.outer, trust="earned")
     rounds = msgspec.structs.replace(charter.rounds, quorum=4)
-    bench = open_bench(genesis, msgspec.structs.replace(charter, outer=outer, rounds=rounds), cache)
+    limits = msgspec.structs.replace(charter.limits, tokens=3 * charter.limits.tokens // 2)
+    bench = open_bench(
+        genesis, msgspec.structs.replace(charter, outer=outer, rounds=rounds, limits=limits), cache
+    )
     found = [
-        attempt(bench, replace(SETTING, seed=seed, learners=8, steps=60), 2, ATTACKS["alie"])
+        attempt(bench, replace(SETTING, seed=seed, learners=8, steps=90), 2, ATTACKS["alie"])
         for seed in SEEDS
     ]
-    assert median(named(one) for one in found) <= 25
+    assert median(named(one) for one in found) <= 30
     assert median(one.liar_share for one in found) < 0.3
     assert median(one.honest_doubted / one.honest_pushes for one in found) < 0.01
 

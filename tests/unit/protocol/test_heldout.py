@@ -137,3 +137,10 @@ def test_those_who_measured_are_named(log):
     assert f"{ada} says 0.0000, {bob} says 4.0000" in said
     measure(log, 1.0, second=None)
     assert measured_by(log.state.best, accounts) == f"by {ada} alone"
+
+
+def test_who_is_here_is_named_before_the_log_has_a_name(log):
+    measure(log, 0.0, 4.0)
+    here = {ONE.key: "mallory", TWO.key: "bobby"}
+    said = disputed_words(log.state.curve, {TWO.key: Account(name="bob")}, here)
+    assert f"mallory ({ONE.key.hex()[:8]}) says 0.0000, bob ({TWO.key.hex()[:8]}) says" in said

@@ -8,7 +8,12 @@ from msgspec import structs
 
 from protocol import limits, wire
 from protocol.log.accounts import Account, Refusal
-from protocol.log.records import AccountsNoted, CharterAdopted
+from protocol.log.records import (
+    AccountsNoted,
+    CharterAdopted,
+    CheckpointEvaluated,
+    CheckpointMarked,
+)
 from protocol.messages import Settled
 from protocol.peers.membership import Session
 from protocol.status import PeerRow, SyncerStatus
@@ -146,6 +151,20 @@ def test_an_account_says_what_became_of_its_pushes():
     account = Account(merges=5, clipped=2, refused={"late": 3, "rejected: false-claim": 1})
     assert account.fates() == {"merged": 3, "clipped": 2, "late": 3, "false-claim": 1}
     assert Account().fates() == {}
+
+
+def test_who_disputes_a_loss_is_named_before_the_log_has_its_name():
+    log = founded(weights())
+    log.add(CheckpointMarked(0, ONE.key, TWO.key))
+    at = log.state.index
+    log.add(CheckpointEvaluated(at, 0, 0, ONE.key, 0.0))
+    log.add(CheckpointEvaluated(at, 0, 0, TWO.key, 4.0))
+    bench = SyncerBench(recovered=log.recovered()).start(ONE, TWO)
+    bench.train(ONE, TWO)
+    names = {key: one.name for key, one in bench.seat.members.sessions.items()}
+    said = sentence(bench.machine, bench.now_s)
+    for learner in (ONE, TWO):
+        assert f"{names[learner.key]} ({learner.key.hex()[:8]}) says" in said
 
 
 def test_a_leader_of_a_run_that_its_owner_paused_says_since_when_and_how_it_goes_on():
