@@ -385,18 +385,27 @@ def read_decision(kind: str, content: bytes) -> Merge | Keep:
 
 def digest_of(made: list[Effect] | str) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
     """A digest of effects, or of the error raised, and those of them that decide something."""
-    hasher = blake3(derive_key_context="shoal 1 tape outcome")
-    decided: list[tuple[str, bytes]] = []
     if isinstance(made, str):
-        hasher.update(made.encode())
-        return hasher.digest(OUTCOME_BYTES), ()
+        return _outcome(made.encode()), ()
+    decided: list[tuple[str, bytes]] = []
+    parts: list[bytes] = []
+    message: object = None
     for effect in made:
-        name, content = told_effect(effect)
-        hasher.update(len(name).to_bytes(2, "big") + name.encode())
-        hasher.update(len(content).to_bytes(8, "big") + content)
+        if isinstance(effect, Send) and (effect.message is message or effect.message == message):
+            # One record goes to hundreds of learners: after the first it is only said to whom.
+            name, content = "Send", effect.peer
+        else:
+            message = effect.message if isinstance(effect, Send) else message
+            name, content = told_effect(effect)
+        parts += (len(name).to_bytes(2, "big"), name.encode())
+        parts += (len(content).to_bytes(8, "big"), content)
         if name in DECISIONS:
             decided.append((name, content))
-    return hasher.digest(OUTCOME_BYTES), tuple(decided)
+    return _outcome(b"".join(parts)), tuple(decided)
+
+
+def _outcome(told: bytes) -> bytes:
+    return blake3(told, derive_key_context="shoal 1 tape outcome").digest(OUTCOME_BYTES)
 
 
 def told_effect(effect: Effect) -> tuple[str, bytes]:

@@ -506,6 +506,13 @@ class SyncerBench(Bench):
         self.feed(PeerUp(learner.key))
         return self.say(learner.key, hello(project=self.tiny.project, **changes))
 
+    def judge(self, learner: SimSigner, **what: Any) -> None:
+        """As if merges had said this of it. what: fields of its account."""
+        account = self.machine.state.accounts.opened(learner.key)
+        for name, value in what.items():
+            setattr(account, name, value)
+        self.machine.state.judgements += 1
+
     def beat(self, learner: SimSigner, **changes: Any) -> list[Effect]:
         """A heartbeat, late enough to be looked at."""
         self.now_s += 0.05

@@ -5,7 +5,7 @@ Nothing is kept here but what is found again from the log: a new leader judges a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from msgspec import structs
@@ -26,6 +26,33 @@ Doubt = Literal["direction", "repeats", "echoes"]
 hand in, or only repeat what was merged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What is usual among the learners that are here, and how far each of them counts by it."""
+
+    standings: dict[bytes, Standing]
+    """Of all, also suspended ones."""
+    compared: list[Standing]
+    """Of those that are not suspended."""
+    novelties: list[Novelty]
+    """The same; of the established ones where enough are."""
+    is_established: bool
+    """Whether enough were good for long."""
+    typical: float
+    """The median direction; 0 where nothing can be compared."""
+    novelty: float
+    """The median novelty; 0 where nothing can be compared."""
+    repeats: float
+    strays: float
+    novelty_strays: float
+    trusts: dict[bytes, dict[Doubt, float]]
+    """By each thing that is looked at; empty where all count."""
+
+
+KnownAt = tuple[int, int, str, float]
+"""Judgements, changes of membership, rule of trust and share of probes."""
+
+
 @dataclass(slots=True)
 class Judge:
     """How far pushes count, and whose do not."""
@@ -36,10 +63,11 @@ class Judge:
     numels: tuple[int, ...]
     """Padded length of each fragment, in elements."""
     rules: MergeRules = RULES
-    _odd_at: tuple[int, int, bool] | None = None
+    _usual_at: KnownAt | None = None
+    _usual: Usual | None = None
+    _odd_at: KnownAt | None = None
     _odd: set[bytes] = field(default_factory=set)
-    _mute_at: tuple[int, int, bool] | None = None
-    """Judgements, changes of membership and rule for which `_mute` was found."""
+    _mute_at: KnownAt | None = None
     _mute: set[bytes] = field(default_factory=set)
 
     @property
@@ -67,13 +95,44 @@ class Judge:
         session = self.members.sessions.get(peer)
         return session is not None and session.beat is not None and session.beat.has_other_text
 
-    def _standings(self) -> list[Standing]:
-        here = self.members.sessions.items()
-        return [self.standing_of(peer) for peer, one in here if not one.is_suspended]
+    def _now(self) -> Usual:
+        """What is usual now, found once for a merge: several things ask for it, and with hundreds
+        of learners each of them takes milliseconds to find."""
+        known_at = self._known_at
+        if self._usual is None or self._usual_at != known_at:
+            self._usual_at, self._usual = known_at, self._look()
+        return self._usual
+
+    def _look(self) -> Usual:
+        here = {peer for peer, one in self.members.sessions.items() if not one.is_suspended}
+        standings = {peer: self.standing_of(peer) for peer in self.members.sessions}
+        compared = [one for peer, one in standings.items() if peer in here]
+        is_established = standing.are_established(compared)
+        novelties = [
+            self.novelty_of(peer)
+            for peer, one in standings.items()
+            if peer in here and (one.is_established or not is_established)
+        ]
+        elements = self._elements_compared()
+        typical = standing.typical(compared, elements)
+        usual = novelty.typical(novelties, elements)
+        found = Usual(
+            standings=standings,
+            compared=compared,
+            novelties=novelties,
+            is_established=is_established,
+            typical=typical,
+            novelty=usual,
+            repeats=standing.typical_repeats(compared),
+            strays=standing.strays(compared, typical),
+            novelty_strays=novelty.strays(novelties, usual),
+            trusts={},
+        )
+        return replace(found, trusts=self._trusts_by(found)) if self.is_judging else found
 
     def typical(self) -> float:
         """The median direction of the learners that are here."""
-        return standing.typical(self._standings(), self._elements_compared())
+        return self._now().typical
 
     def _elements_compared(self) -> int:
         """Of a fragment of middle size."""
@@ -86,40 +145,25 @@ class Judge:
 
     def typical_novelty(self) -> float:
         """The median of the learners that are here; of the established ones where enough are."""
-        return novelty.typical(self._novelties(), self._elements_compared())
+        return self._now().novelty
 
-    def _novelties(self) -> list[Novelty]:
-        here = {peer: one for peer, one in self.members.sessions.items() if not one.is_suspended}
-        standings = {peer: self.standing_of(peer) for peer in here}
-        if standing.are_established(standings.values()):
-            here = {peer: one for peer, one in here.items() if standings[peer].is_established}
-        return [self.novelty_of(peer) for peer in here]
-
-    def _trusts_by(self) -> dict[bytes, dict[Doubt, float]]:
-        """Of each learner that is here, how far its pushes would count by each thing that is looked
-        at; empty where all count."""
-        if not self.is_judging:
-            return {}
-        known, rules = self._standings(), self.rules
-        typical, usual = self.typical(), self.typical_novelty()
-        repeats, strays = standing.typical_repeats(known), standing.strays(known, typical)
-        novelty_strays = novelty.strays(self._novelties(), usual)
-
-        def trusts(peer: bytes) -> dict[Doubt, float]:
-            its = self.standing_of(peer)
-            return {
-                "direction": standing.trust(its, typical, rules.trust_bounds, strays),
+    def _trusts_by(self, usual: Usual) -> dict[bytes, dict[Doubt, float]]:
+        """Of each learner that is here, how far its pushes would count by each thing."""
+        rules = self.rules
+        return {
+            peer: {
+                "direction": standing.trust(its, usual.typical, rules.trust_bounds, usual.strays),
                 "repeats": standing.trust_by_repeats(
-                    its, repeats, rules.repeats_bounds, rules.other_text_repeats_bounds
+                    its, usual.repeats, rules.repeats_bounds, rules.other_text_repeats_bounds
                 ),
-                "echoes": novelty.trust(self.novelty_of(peer), usual, novelty_strays),
+                "echoes": novelty.trust(self.novelty_of(peer), usual.novelty, usual.novelty_strays),
             }
-
-        return {peer: trusts(peer) for peer in self.members.sessions}
+            for peer, its in usual.standings.items()
+        }
 
     def trusts(self) -> dict[bytes, float]:
         """How far a push of each learner that is here would count; empty where all count."""
-        return {peer: min(found.values()) for peer, found in self._trusts_by().items()}
+        return {peer: min(found.values()) for peer, found in self._now().trusts.items()}
 
     def doubts(self) -> dict[bytes, Doubt]:
         """Learners that are here and whose pushes would not count, and why."""
@@ -133,7 +177,7 @@ class Judge:
 
         return {
             peer: doubt(peer, found)
-            for peer, found in self._trusts_by().items()
+            for peer, found in self._now().trusts.items()
             if not all(found.values())
         }
 
@@ -143,10 +187,11 @@ class Judge:
 
     def new(self) -> set[bytes]:
         """Learners that are here and too new to count for much, beside enough that are not."""
-        if not self.is_judging or not standing.are_established(self._standings()):
+        usual = self._now()
+        if not self.is_judging or not usual.is_established:
             return set()
         here = [peer for peer, one in self.members.sessions.items() if not one.is_suspended]
-        return {peer for peer in here if not self.standing_of(peer).is_established}
+        return {peer for peer in here if not usual.standings[peer].is_established}
 
     def without_say(self) -> set[bytes]:
         """Learners that are here and whose pushes make no quorum.
@@ -160,9 +205,10 @@ class Judge:
         return self._mute
 
     @property
-    def _known_at(self) -> tuple[int, int, bool]:
+    def _known_at(self) -> KnownAt:
         """What is found anew once this changes. Most records lease text and judge nobody."""
-        return (self.state.judgements, self.members.changes, self.is_judging)
+        outer = self.outer
+        return (self.state.judgements, self.members.changes, outer.trust, outer.probes_frac)
 
     def odd(self) -> set[bytes]:
         """Learners that train here and should be looked at first: whose pushes count less than in
@@ -189,19 +235,18 @@ class Judge:
 
     def against(self, current: Round, seed: int) -> jobs.Against:
         """What the pushes of a round are judged against. seed: draws what nobody may foresee."""
-        known, standings = self._norms_of_others(current), self._standings()
-        typical, usual = self.typical(), self.typical_novelty()
+        known, usual = self._norms_of_others(current), self._now()
         return jobs.Against(
-            typical=typical,
+            typical=usual.typical,
             norms=tuple(one.norm for one in known),
-            is_established=standing.are_established(standings),
+            is_established=usual.is_established,
             seed=seed,
             steps=tuple(one.steps for one in known),
             tensors=tuple(one.tensors for one in known),
-            repeats=standing.typical_repeats(standings),
-            typical_novelty=usual,
-            strays=standing.strays(standings, typical),
-            novelty_strays=novelty.strays(self._novelties(), usual),
+            repeats=usual.repeats,
+            typical_novelty=usual.novelty,
+            strays=usual.strays,
+            novelty_strays=usual.novelty_strays,
         )
 
     def quorum_to_begin(self, fragment: int, participants_max: int = 0) -> int:

@@ -153,9 +153,10 @@ class Probing:
         mute = self.rounds.judge.without_say() | {one.prober for one in self.asked.values()}
         able = {
             session.peer: session
-            for session in self.members.training()
-            if session.peer != learner
-            and session.evaluates
+            for session in self.members.sessions.values()
+            if session.evaluates
+            and session.is_training
+            and session.peer != learner
             and self.state.has_merges(session.peer)
             and session.peer not in mute
             and session.peer not in self.resting
@@ -319,4 +320,6 @@ class Probing:
     def mark_suspended(self) -> None:
         """Sessions know whether their key is suspended, as the log has it."""
         for session in self.members.sessions.values():
-            session.is_suspended = self.state.is_suspended(session.peer)
+            is_suspended = self.state.is_suspended(session.peer)
+            self.members.changes += is_suspended != session.is_suspended
+            session.is_suspended = is_suspended

@@ -137,7 +137,7 @@ def test_another_learner_is_asked_for_what_the_push_read_and_what_nobody_did():
 def test_who_reads_other_text_is_not_probed_and_stays_new():
     swarm = Swarm()
     for one in ALL:
-        swarm.accounts[one.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
+        swarm.judge(one, standing=Standing(0.9, 20, ESTABLISHED_MIN))
     assert swarm.seat.rounds.judge.new() == set()
     swarm.beat(ONE, has_other_text=True)
     assert swarm.seat.rounds.judge.new() == {ONE.key}
@@ -152,9 +152,8 @@ def test_who_reads_other_text_may_repeat_itself_further():
     swarm = Swarm()
     for one in ALL:
         repeats = 0.4 if one is ONE else 0.0
-        swarm.accounts[one.key].standing = Standing(
-            0.9, 20, ESTABLISHED_MIN, repeats=repeats, compared=20
-        )
+        its = Standing(0.9, 20, ESTABLISHED_MIN, repeats=repeats, compared=20)
+        swarm.judge(one, standing=its)
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 0.0
     swarm.beat(ONE, has_other_text=True)
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 1.0
@@ -239,7 +238,7 @@ def test_when_nobody_is_asked(why):
         swarm.seat.probing.saved = 5.0
     if why == "doubted":
         for one, direction in zip(ALL, (0.9, -0.9, 0.9, 0.9), strict=True):
-            swarm.accounts[one.key].standing = Standing(direction, 9)
+            swarm.judge(one, standing=Standing(direction, 9))
         for one in (THREE, STRANGER):
             swarm.accounts[one.key].merges = 0
         swarm.state.judgements += 1
@@ -263,8 +262,7 @@ def settle(swarm):
         others = [other for other in ALL if other is not one]
         said = tuple(ProbedBy(other.key, 8, 2.0, 5.0, 3.0) for other in others)
         swarm.accounts[one.key].findings = said
-        swarm.accounts[one.key].standing = Standing(0.9, 9)
-        swarm.accounts[one.key].novelty = Novelty(0.9, 9)
+        swarm.judge(one, standing=Standing(0.9, 9), novelty=Novelty(0.9, 9))
 
 
 @pytest.mark.parametrize(
@@ -285,8 +283,7 @@ def test_who_counts_less_or_was_never_compared_is_probed_however_good_the_probes
     monkeypatch.setattr(probing, "WISH_ODD", 1.1)
     swarm = Swarm()
     settle(swarm)
-    for name, value in why.items():
-        setattr(swarm.accounts[ONE.key], name, value)
+    swarm.judge(ONE, **why)
     assert swarm.seat.rounds.judge.odd() == ({ONE.key} if is_odd else set())
     swarm.hand_in(ONE)
     asked, _ = swarm.probe()
@@ -296,7 +293,7 @@ def test_who_counts_less_or_was_never_compared_is_probed_however_good_the_probes
 def test_while_somebody_is_odd_two_probes_are_left_for_it():
     swarm = Swarm()
     settle(swarm)
-    swarm.accounts[ONE.key].novelty = Novelty(0.2, 9)
+    swarm.judge(ONE, novelty=Novelty(0.2, 9))
     swarm.seat.probing.saved = 2.5 * probing.COST * 16
     swarm.hand_in(TWO)
     assert swarm.probe() == (None, None)

@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 from msgspec import structs
 
+from protocol import novelty
 from protocol.ids import short
 from protocol.log.accounts import Account
 from protocol.log.state import KnownNorm
-from protocol.novelty import Novelty
+from protocol.novelty import UNHEARD, Novelty
 from protocol.peers.membership import Membership
 from protocol.project import OuterSpec
 from protocol.standing import ESTABLISHED_MIN, JUDGED_MIN, NOBODY, Standing
@@ -152,10 +153,9 @@ def beginning(here):
 
 def test_a_new_learner_makes_no_quorum_beside_three_established_ones():
     swarm = Swarm()
-    accounts = swarm.machine.state.accounts
     for learner in ALL:
-        accounts[learner.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
-    accounts[STRANGER.key].standing = NOBODY
+        swarm.judge(learner, standing=Standing(0.9, 20, ESTABLISHED_MIN))
+    swarm.judge(STRANGER, standing=NOBODY)
     swarm.hand_in(STRANGER)
     swarm.wait(1.0)
     assert swarm.merges == []
@@ -168,13 +168,11 @@ def test_a_new_learner_makes_no_quorum_beside_three_established_ones():
 def test_who_is_established_while_its_push_is_awaited_holds_up_no_quorum():
     """Else a round for which it was asked as a new one would wait for its patience."""
     swarm = Swarm(quorum=4)
-    accounts = swarm.machine.state.accounts
     for learner in (ONE, TWO, THREE):
-        accounts[learner.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
-    accounts[STRANGER.key].standing = NOBODY
+        swarm.judge(learner, standing=Standing(0.9, 20, ESTABLISHED_MIN))
+    swarm.judge(STRANGER, standing=NOBODY)
     swarm.wait(0.1)
-    accounts[STRANGER.key].standing = Standing(0.9, 20, ESTABLISHED_MIN)
-    swarm.seat.members.changes += 1
+    swarm.judge(STRANGER, standing=Standing(0.9, 20, ESTABLISHED_MIN))
     swarm.hand_in(ONE, TWO, THREE, STRANGER)
     assert len(swarm.merged().parts) >= 3
 
@@ -199,11 +197,9 @@ def test_who_does_not_count_is_named_with_the_key():
 
 def test_who_always_adds_the_same_is_named():
     swarm = Swarm()
-    accounts = swarm.machine.state.accounts
     for learner, repeats in zip(ALL, (0.05, 0.1, 0.08, 0.9), strict=True):
-        accounts[learner.key].standing = Standing(
-            0.9, JUDGED_MIN, repeats=repeats, compared=JUDGED_MIN
-        )
+        its = Standing(0.9, JUDGED_MIN, repeats=repeats, compared=JUDGED_MIN)
+        swarm.judge(learner, standing=its)
     assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "repeats"}
     said = sentence(swarm.machine, swarm.now_s)
     assert said == (
@@ -214,10 +210,9 @@ def test_who_always_adds_the_same_is_named():
 
 def test_who_only_repeats_what_was_merged_makes_no_quorum_and_is_named():
     swarm = Swarm()
-    accounts = swarm.machine.state.accounts
-    accounts[LIAR.key].standing = Standing(0.9, JUDGED_MIN)
+    swarm.judge(LIAR, standing=Standing(0.9, JUDGED_MIN))
     for learner, mean in zip(ALL, (0.9, 0.85, 0.95, 0.01), strict=True):
-        accounts[learner.key].novelty = Novelty(mean, JUDGED_MIN)
+        swarm.judge(learner, novelty=Novelty(mean, JUDGED_MIN))
     said = sentence(swarm.machine, swarm.now_s)
     assert said == (
         "Not counted, because their pushes only repeat what was merged: "
@@ -237,23 +232,22 @@ def test_who_only_repeats_what_was_merged_makes_no_quorum_and_is_named():
 
 def test_whose_pushes_undo_what_others_add_is_not_said_to_repeat_anything():
     swarm = Swarm()
-    accounts = swarm.machine.state.accounts
     for learner, mean in zip(ALL, (0.9, 0.85, 0.95, -0.4), strict=True):
-        accounts[learner.key].standing = Standing()  # No direction is typical yet.
-        accounts[learner.key].novelty = Novelty(mean, JUDGED_MIN)
+        swarm.judge(learner, standing=Standing())  # No direction is typical yet.
+        swarm.judge(learner, novelty=Novelty(mean, JUDGED_MIN))
     assert swarm.seat.rounds.judge.typical() == 0.0
     assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "direction"}
-    accounts[LIAR.key].novelty = Novelty(-0.4, JUDGED_MIN, echoes=1)
+    swarm.judge(LIAR, novelty=Novelty(-0.4, JUDGED_MIN, echoes=1))
     assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "echoes"}
 
 
 def test_after_an_echo_nothing_counts_until_something_else_is_handed_in():
     swarm = Swarm()
-    account = swarm.machine.state.accounts[ONE.key]
-    account.heard(1.0, None, is_late=False)
+    heard = novelty.after(UNHEARD, 1.0, None)
+    swarm.judge(ONE, novelty=heard)
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 0.0
     assert swarm.seat.rounds.judge.doubts() == {LIAR.key: "direction", ONE.key: "echoes"}
-    account.heard(0.5, None, is_late=False)
+    swarm.judge(ONE, novelty=novelty.after(heard, 0.5, None))
     assert swarm.seat.rounds.judge.trusts()[ONE.key] == 1.0
     assert ONE.key not in swarm.seat.rounds.judge.doubts()
 
