@@ -429,18 +429,29 @@ class Transport:
         offset: int = 0,
         on_progress: Callable[[int], None] | None = None,
         may_be_carried: bool = True,
+        is_checked: bool = True,
     ) -> memoryview:
         """The blob of `digest`, checked; in `into` where given, whose first `offset` bytes stay.
 
-        `may_be_carried`: by a relay, where there can be no connection. `timeout_s` is per read.
-        `on_progress` gets the bytes held so far: with it and `into` a
-        broken transfer continues at another peer. Waits while too many transfers are under way.
-        Raises what `blobs.Download.run` raises; LimitExceeded for a length over the bound.
+        `is_checked`: where it is not, these may be any bytes of that length, and whoever asks
+        compares their hash, off the event loop. `may_be_carried`: by a relay, where there can be
+        no connection. `timeout_s` is per read. `on_progress` gets the bytes held so far: with it
+        and `into` a broken transfer continues at another peer. Waits while too many transfers are
+        under way. Raises what `blobs.Download.run` raises; LimitExceeded for a length over the
+        bound.
         """
         self.live()
         dial = None if may_be_carried else self._dial_uncarried
         return await self.bulk.fetch(
-            peer, digest, length, timeout_s, into, offset, on_progress, dial
+            peer,
+            digest,
+            length,
+            timeout_s,
+            into,
+            offset,
+            on_progress,
+            dial,
+            is_checked=is_checked,
         )
 
     async def _dial(self, key: NodeKey, protocol: str) -> Wire:

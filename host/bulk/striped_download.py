@@ -64,8 +64,9 @@ class StripedDownload:
         timeout_s: float = blobs.READ_S,
         on_progress: Callable[[int], None] | None = None,
         on_answer: Callable[[float], None] | None = None,
+        is_checked: bool = True,
     ) -> None:
-        """connections: those that stand now."""
+        """connections: those that stand now. is_checked: see `Transport.fetch`."""
         self._peer = peer
         self._digest = digest
         self._view = memoryview(into)
@@ -74,7 +75,7 @@ class StripedDownload:
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._on_answer = on_answer
-        self._hash = blobs.PrefixHash(self._view)
+        self._hash = blobs.PrefixHash(self._view) if is_checked else None
         self._pieces: list[_Piece] = []
         self._todo: list[tuple[int, int]] = [(offset, len(into))]
         """Ranges that nobody was asked for, the first one first."""
@@ -85,21 +86,22 @@ class StripedDownload:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Receives the rest and checks it.
+        """Receives the rest and checks it, where that is asked for.
 
         Raises NotHeld, PeerBusy, MalformedPayload (wrong length or digest), MalformedMessage, and
         ChannelBroke when no connection stands any more or none brings anything.
         """
         try:
             await self._receive()
-            if await self._hash.digest() != self._digest:
+            if self._hash is not None and await self._hash.digest() != self._digest:
                 raise MalformedPayload(
                     f"host {short(self._peer)} sent bytes that do not match {short(self._digest)}"
                 )
         finally:
             for piece in self._pieces:
                 piece.connection.drop(piece.ask)
-            await self._hash.join()
+            if self._hash is not None:
+                await self._hash.join()
             self._view.release()
 
     async def _receive(self) -> None:
@@ -115,7 +117,8 @@ class StripedDownload:
             if not self._todo and not self._pieces:
                 return
             self._ask_for_more()
-            self._hash.up_to(self._filled)
+            if self._hash is not None:
+                self._hash.up_to(self._filled)
             heard_s = await self._wait(heard_s if self._came() == before else clock())
             if clock() >= floor_s:
                 if self._came() - floor_from < blobs.FLOOR_BYTES:

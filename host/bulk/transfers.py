@@ -101,6 +101,8 @@ class Bulk:
         offset: int,
         on_progress: Callable[[int], None] | None,
         dial: Callable[[NodeKey, str], Awaitable[Wire]] | None = None,
+        *,
+        is_checked: bool = True,
     ) -> memoryview:
         """What `Transport.fetch` promises. dial: in place of that of the constructor."""
         if into is not None and len(into) != length:
@@ -122,6 +124,7 @@ class Bulk:
                     timeout_s=timeout_s,
                     on_progress=on_progress,
                     on_answer=on_answer,
+                    is_checked=is_checked,
                 )
                 try:
                     await striped.run()
@@ -138,6 +141,7 @@ class Bulk:
                 on_progress=on_progress,
                 on_answer=on_answer,
                 way=self._rate_limiter.down,
+                is_checked=is_checked,
             )
             await download.run(await (dial or self._dial)(peer, BLOB_PROTOCOL))
         finally:

@@ -245,9 +245,10 @@ class Download:
         on_progress: Callable[[int], None] | None = None,
         on_answer: Callable[[float], None] | None = None,
         way: Way | None = None,
+        is_checked: bool = True,
     ) -> None:
         """on_answer: gets the seconds from the request to the first bytes of the answer. way: what
-        limits everything that this host receives."""
+        limits everything that this host receives. is_checked: see `Transport.fetch`."""
         assert 0 <= offset <= len(into), "the part that came earlier is longer than the blob"
         self._digest = digest
         self._view = memoryview(into)  # our own, to be released without closing the caller's
@@ -257,10 +258,10 @@ class Download:
         self._on_progress = on_progress
         self._on_answer = on_answer
         self._way = way or Way()
-        self._hash = PrefixHash(self._view)
+        self._hash = PrefixHash(self._view) if is_checked else None
 
     async def run(self, wire: Wire) -> None:
-        """Receives the rest and checks it; the wire is closed afterwards in any case.
+        """Receives the rest, checks it where that is asked for, and closes the wire in any case.
 
         Raises NotHeld, PeerBusy, PeerUnreachable (ended, stalled or too slow; bytes so
         far are kept), TransportLost, MalformedPayload (wrong length or digest).
@@ -268,13 +269,14 @@ class Download:
         try:
             await self._request(wire)
             await self._receive(wire)
-            if await self._hash.digest() != self._digest:
+            if self._hash is not None and await self._hash.digest() != self._digest:
                 raise MalformedPayload(
                     f"host {short(wire.peer)} sent bytes that do not match {short(self._digest)}"
                 )
         finally:
             wire.abort("the transfer is over")
-            await self._hash.join()
+            if self._hash is not None:
+                await self._hash.join()
             self._view.release()
 
     async def _request(self, wire: Wire) -> None:
@@ -307,7 +309,8 @@ class Download:
             self._filled += len(part)
             if self._on_progress is not None:
                 self._on_progress(self._filled)
-            self._hash.up_to(self._filled)
+            if self._hash is not None:
+                self._hash.up_to(self._filled)
             # What our own ceiling makes slow is not held against the sender.
             window_ends_s += await wait_turn(self._way, len(part))
             if clock() >= window_ends_s:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, TypeVarTuple, Unpack
 
+from blake3 import blake3
+
 from host.bulk.giving import SYNCER_AHEAD_S, Giving
 from host.files.home import BEGUN
 from host.hedged_fetch import fetch_from
@@ -25,10 +27,12 @@ from host.runtime.compute_pool import Cores, give_way
 from host.transport import Transport
 from protocol import first_weights
 from protocol.errors import CorruptState, MalformedPayload, TransientError
+from protocol.ids import short
 from protocol.log.records import StateDigests
 from protocol.log.restoring import States
 from protocol.machine import Failed, Job, JobResult
-from protocol.numerics.buffers import F32
+from protocol.messages import PushHeader
+from protocol.numerics.buffers import F32, empty_bytes
 from protocol.numerics.warm_up import warm_up
 from syncer_node.daemon.array_fetcher import ArrayFetcher
 from syncer_node.machine import jobs
@@ -158,9 +162,14 @@ class JobExecutor:
         turn = contextlib.nullcontext() if job.is_proven else self._strangers
         try:
             async with asyncio.timeout(job.left_s), turn:
-                source = job.source or job.peer
-                payload = await self.transport.fetch(source, header.digest, header.payload_bytes)
-            keep = partial(self.bank.keep_push, push, header.fragment, payload, header.codec)
+                payload = await self.transport.fetch(
+                    job.source or job.peer,
+                    header.digest,
+                    header.payload_bytes,
+                    into=empty_bytes(header.payload_bytes).data,
+                    is_checked=False,
+                )
+            keep = partial(self._check_and_keep, push, header, payload)
             await asyncio.get_running_loop().run_in_executor(self.check_pool, keep)
         except MalformedPayload as error:
             return jobs.PushRefused(error.reason, str(error))
@@ -169,6 +178,16 @@ class JobExecutor:
         if self.payloads is not None:
             self.payloads.keep_push(job, payload)
         return jobs.PushFetched()
+
+    def _check_and_keep(
+        self, push: jobs.PushId, header: PushHeader, payload: bytes | memoryview
+    ) -> None:
+        """On the thread for that. Raises MalformedPayload."""
+        if blake3(payload).digest() != header.digest:
+            raise MalformedPayload(
+                f"the bytes do not match {short(header.digest)}, which it signed"
+            )
+        self.bank.keep_push(push, header.fragment, payload, header.codec)
 
     async def _merge(self, job: jobs.Merge) -> JobResult:
         started_s = time.monotonic()

@@ -142,6 +142,8 @@ def test_a_blob_that_lies_is_refused(tmp_path):
             serve_blob(one, BLOB[:-1] + b"?")
             with pytest.raises(MalformedPayload, match="do not match"):
                 await two.transport.fetch(key, DIGEST, len(BLOB))
+            unchecked = await two.transport.fetch(key, DIGEST, len(BLOB), is_checked=False)
+            assert unchecked == BLOB[:-1] + b"?"
             serve_blob(one, BLOB[:-1])
             with pytest.raises(MalformedPayload, match="signed are"):
                 await two.transport.fetch(key, DIGEST, len(BLOB))
