@@ -32,12 +32,8 @@ class Usual:
 
     standings: dict[bytes, Standing]
     """Of all, also suspended ones."""
-    compared: list[Standing]
-    """Of those that are not suspended."""
-    novelties: list[Novelty]
-    """The same; of the established ones where enough are."""
     is_established: bool
-    """Whether enough were good for long."""
+    """Whether enough of those that are not suspended were good for long."""
     typical: float
     """The median direction; 0 where nothing can be compared."""
     novelty: float
@@ -118,8 +114,6 @@ class Judge:
         usual = novelty.typical(novelties, elements)
         found = Usual(
             standings=standings,
-            compared=compared,
-            novelties=novelties,
             is_established=is_established,
             typical=typical,
             novelty=usual,
