@@ -157,9 +157,8 @@ class Wire:
         try:
             self._writer.write(part)
         except (OSError, RuntimeError):
-            return (
-                False  # uvloop raises them of a socket that was reset meanwhile; it took nothing.
-            )
+            # uvloop raises them of a socket that was reset meanwhile; it took nothing.
+            return False
         for counter in self.counters:
             counter.up_bytes += len(part)
         return True

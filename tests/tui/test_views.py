@@ -352,6 +352,19 @@ def test_every_view_can_be_drawn_and_ascii_is_ascii(name):
     drive(app, look)
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("428164e3 joined", "learner-428164e3 joined"),
+        ("learner-428164e3 (428164e3) joined", "learner-428164e3 joined"),
+        ("host 428164e3 closed the stream", "host learner-428164e3 closed the stream"),
+        ("ada (428164e3) joined", "ada (learner-428164e3) joined"),
+    ],
+)
+def test_a_name_that_was_made_of_its_key_is_told_once(told, shown):
+    assert facts.named(told, {"428164e3": "learner-428164e3"}) == shown
+
+
 def test_names_of_other_machines_do_not_break_ascii_or_columns():
     frame = recordings.frame(5)
     frame.statuses[0].peers[0].name = "鯨の群れ\x1b[31m"

@@ -97,7 +97,8 @@ def trainer(status: NodeStatus) -> str:
     return f"{fmt.clean(status.trainer, 20)}{status_rows.device(status)}{detail}"
 
 
-_KEY = re.compile(r"\b[0-9a-f]{8}\b")
+_KEY = re.compile(r"(?<![\w-])[0-9a-f]{8}(?![\w-])")
+"""On its own: who chose no name is called `learner-` and its key."""
 _ASIDE = re.compile(r"(?P<name>\S+) \((?P<key>[0-9a-f]{8})\)")
 
 
