@@ -73,6 +73,8 @@ class Driver:
         self._events: deque[machine.Event] = deque()
         self._is_draining = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_s = self._rings_s = 0.0
+        """When the machine wants to be woken, and when the timer runs out: no later."""
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Future[machine.Stop] | None = None
@@ -209,10 +211,25 @@ class Driver:
             log.debug("not sent to %s: %s", short(stream.peer), error)
 
     def _arm(self, at_s: float) -> None:
+        """Wake the machine then, and not when it said before. Mostly that is later than what it
+        said before, and the timer is left to run out: it looks then."""
+        self._wake_s = at_s
+        if self._timer is None or at_s < self._rings_s:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = max(0.0, at_s - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.take, machine.Woke())
+        self._rings_s = self._wake_s
+        delay_s = max(0.0, self._wake_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._rings_s < self._wake_s:
+            self._set_timer()
+        else:
+            self.take(machine.Woke())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None, "effects are carried out while the driver runs"

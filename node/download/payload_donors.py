@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +74,13 @@ _MIXERS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def order(payload: Digest, keys: Collection[NodeKey]) -> list[NodeKey]:
-    """The keys in the order in which they get this payload.
+    """The keys in the order in which they get this payload."""
+    known, places = _ordered(payload, keys)
+    return [known[at] for at in places.tolist()]
+
+
+def _ordered(payload: Digest, keys: Collection[NodeKey]) -> tuple[list[NodeKey], NDArray[np.intp]]:
+    """The keys in their own order, and who of these comes first, second and so on.
 
     One for each merge at each of a thousand learners: a hash for each of the keys would cost a
     hundred times as much. With a number that nobody foresees all places are equally likely.
@@ -83,7 +90,7 @@ def order(payload: Digest, keys: Collection[NodeKey]) -> list[NodeKey]:
     for shift, factor in _MIXERS:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
-    return [known[at] for at in np.argsort(mixed, kind="stable").tolist()]
+    return known, mixed.argsort(kind="stable")
 
 
 @functools.lru_cache(maxsize=4)
@@ -109,23 +116,35 @@ def donors(
     """Whom the learner `own` asks, the first one first; empty where it asks the syncer."""
     if len(keys) <= copies:
         return ()
-    ranks = order(payload, _with(keys, own))
-    return donors_at(ranks, ranks.index(own), copies)
+    return _rank_and_donors(payload, _with(keys, own), own, copies)[1]
+
+
+def _rank_and_donors(
+    payload: Digest, keys: Collection[NodeKey], own: NodeKey, copies: int
+) -> tuple[int, tuple[NodeKey, ...]]:
+    """The place of a learner in the order, and whom it asks."""
+    known, places = _ordered(payload, keys)
+    rank = int((places == bisect_left(known, own)).argmax())
+    return rank, tuple(known[places[place]] for place in _asked(rank, copies))
 
 
 def donors_at(
     ranks: Sequence[NodeKey], rank: int, copies: int = SYNCER_COPIES
 ) -> tuple[NodeKey, ...]:
     """The same for the learner at this place, where `ranks` are in order."""
+    return tuple(ranks[place] for place in _asked(rank, copies))
+
+
+def _asked(rank: int, copies: int) -> list[int]:
+    """The places of those whom the learner at this place asks."""
     later = generation(rank, copies)
     if not later:
-        return ()
+        return []
     before = copies << later - 1
     first = rank - before
     # The others are spread over those that have it by then, otherwise for each learner.
     step = before // DONORS_MAX + 1
-    places = ((first + at * step) % before for at in range(DONORS_MAX))
-    return tuple(dict.fromkeys(ranks[place] for place in places))
+    return list(dict.fromkeys((first + at * step) % before for at in range(DONORS_MAX)))
 
 
 def generation(rank: int, copies: int = SYNCER_COPIES) -> int:
@@ -261,9 +280,8 @@ class PayloadDonors:
         self.resting = {key: until for key, until in self.resting.items() if until > now_s}
         if len(keys) <= copies:
             return None
-        ranks = order(payload, _with(keys, self.own))
-        rank = ranks.index(self.own)
-        asked = [key for key in donors_at(ranks, rank, copies) if key not in self.resting]
+        rank, known = _rank_and_donors(payload, _with(keys, self.own), self.own, copies)
+        asked = [key for key in known if key not in self.resting]
         if not asked:
             return None
         return PayloadHunt.of(asked, self.patience_s(rank, copies), now_s, self.usual_s)

@@ -43,9 +43,12 @@ def decoded(content: bytes) -> Bookmark:
 
 
 def prove_bookmark(
-    bookmark: Bookmark, *, project: bytes, genesis: Genesis, verify: Verify
+    bookmark: Bookmark, *, project: bytes, genesis: Genesis, verify: Verify, own: bytes = b""
 ) -> SwarmState:
-    """The state that it describes. RemoteError if it is another project's, or not proven."""
+    """The state that it describes. RemoteError if it is another project's, or not proven.
+
+    own: the learner whose log it is, if it is one's.
+    """
     summary = bookmark.summary
     charters = [
         read_charter(one.charter, project=project, owner=genesis.owner, verify=verify)
@@ -57,4 +60,4 @@ def prove_bookmark(
     if (head.index, record_hash(bookmark.head.record)) != (summary.index, summary.head):
         raise UnexpectedMessage("the bookmark is not of its record")
     prove_origins(summary, bookmark.origins, charters, verify)
-    return SwarmState.restore(summary, genesis.data.block_sequences)
+    return SwarmState.restore(summary, genesis.data.block_sequences, own)

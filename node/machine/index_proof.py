@@ -42,11 +42,13 @@ def prove_index(
     fragments: int,
     block_sequences: int,
     verify: Verify,
+    own: bytes = b"",
 ) -> SwarmState:
     """The state that an index describes, each fragment of it certified by an origin.
 
-    adopted: the charters that were told with it, oldest first. charters: of the owner, in force now
-    and when origins were certified. Raises BadSignature, UnexpectedMessage or MalformedMessage.
+    own: the learner whose log it is, if it is one's. adopted: the charters that were told with it,
+    oldest first. charters: of the owner, in force now and when origins were certified. Raises
+    BadSignature, UnexpectedMessage or MalformedMessage.
     """
     said = wire.decode(index.summary, SwarmSummary)
     summary = structs.replace(said, charters=tuple(adopted))
@@ -56,7 +58,7 @@ def prove_index(
     if not is_fitting or (summary.index, summary.head) != (index.log_index, index.head):
         raise UnexpectedMessage("the index does not fit the project")
     prove_origins(summary, origins, charters, verify)
-    return SwarmState.restore(summary, block_sequences)
+    return SwarmState.restore(summary, block_sequences, own)
 
 
 def prove_origins(

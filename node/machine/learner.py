@@ -55,7 +55,7 @@ class LearnerMachine:
     def __init__(self, setup: LearnerSetup) -> None:
         self.setup = setup
         self.effects = EffectQueue()
-        state = SwarmState(setup.genesis.data.block_sequences)
+        state = SwarmState(setup.genesis.data.block_sequences, setup.signer.key)
         self.context = LearnerContext(setup=setup, effects=self.effects, state=state)
         self.fragment_sync = FragmentSync(self.context, setup.genesis.fragments)
         self.moments_client = MomentsClient(self.context)
@@ -154,7 +154,11 @@ class LearnerMachine:
             return
         try:
             state = prove_bookmark(
-                setup.bookmark, project=setup.project, genesis=setup.genesis, verify=setup.verify
+                setup.bookmark,
+                project=setup.project,
+                genesis=setup.genesis,
+                verify=setup.verify,
+                own=setup.signer.key,
             )
         except RemoteError as error:
             self.effects.emit(BookmarkRead(0, str(error)))
@@ -452,6 +456,7 @@ class LearnerMachine:
             fragments=genesis.fragments,
             block_sequences=genesis.data.block_sequences,
             verify=self.setup.verify,
+            own=self.setup.signer.key,
         )
         versions = enumerate(offered.fragments)
         first = {at: one.state for at, one in versions if one.version == 0}

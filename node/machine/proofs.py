@@ -19,7 +19,7 @@ Versions = tuple[int, ...]
 
 FORMERS_MAX = 8
 
-BASE_EVERY = 16
+BASE_EVERY = 64
 """Merges between two summaries of the state: one takes longer than a merge, and as much memory."""
 
 RECORDS_MAX = 4096
@@ -121,16 +121,16 @@ class Proofs:
         if held != _versions(state.fragments):
             for former in reversed(self.formers):
                 if held == former.versions:
-                    summary = self._summary_at(former.index, state.block_sequences)
+                    summary = self._summary_at(former.index, state)
                     return ProvenState(former.head, former.origins, summary)
         origins = self.origins(state)
         if self.head is None or origins is None:
             return None
         return ProvenState(self.head, origins, state.summary())
 
-    def _summary_at(self, index: int, block_sequences: int) -> SwarmSummary:
+    def _summary_at(self, index: int, newest: SwarmState) -> SwarmSummary:
         """Folded once more from the base; every record was proven when it came."""
-        state = SwarmState.restore(self._base, block_sequences)
+        state = SwarmState.restore(self._base, newest.block_sequences, newest.own)
         for entry in self._behind[: index - state.index]:
             state.apply(wire.decode(entry.record, Record), record_hash(entry.record))
         return state.summary()

@@ -103,7 +103,8 @@ class AccountBook(Mapping[bytes, Account]):
     def merged(self, learner: bytes, tokens: int, *, is_clipped: bool, at_s: float) -> Account:
         """One push more went into a merge; the account, to be changed in what no sum has."""
         account = self._writable(learner)
-        self._guests.discard(learner)
+        if not account.merges:
+            self._guests.discard(learner)
         account.merged(tokens, is_clipped=is_clipped, at_s=at_s)
         self.merges += 1
         self.tokens += tokens
@@ -124,7 +125,9 @@ class AccountBook(Mapping[bytes, Account]):
         """This is somebody's account from now on, whatever it was."""
         self._forget(learner)
         self._by_key[learner] = account
-        self._note_changed(learner)
+        self._note_own(learner)
+        if self._leading is not None:
+            self._changed.add(learner)
         if not account.merges:
             self._guests.add(learner)
         self._count(account, 1)
@@ -133,17 +136,18 @@ class AccountBook(Mapping[bytes, Account]):
         account = self._by_key.get(learner)
         if account is None:
             account = self._by_key[learner] = Account()
+            self._note_own(learner)
         elif self._own is not None and learner not in self._own:
             account = structs.replace(account, refused=dict(account.refused))
             self._by_key[learner] = account
-        self._note_changed(learner)
-        return account
-
-    def _note_changed(self, learner: bytes) -> None:
-        if self._own is not None:
             self._own.add(learner)
         if self._leading is not None:
             self._changed.add(learner)
+        return account
+
+    def _note_own(self, learner: bytes) -> None:
+        if self._own is not None:
+            self._own.add(learner)
 
     def _make_room(self) -> None:
         """Forget a guest if there are too many: the same one everywhere, however they came."""

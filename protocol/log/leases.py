@@ -102,6 +102,8 @@ class LeaseBook:
     """Sequences ever leased to a session; none for one whose beginning was not counted."""
     handed_in: dict[SessionKey, dict[int, HandedIn]] = field(default_factory=dict)
     """Of sessions in `granted`, by fragment."""
+    own: bytes = field(default=b"", compare=False)
+    """The learner of whose sessions `granted` and `handed_in` are kept; empty: of everybody's."""
     changes: int = field(default=0, compare=False)
     """Grows with every lease and return; no part of the state."""
     _learners: tuple[int, frozenset[bytes]] | None = field(default=None, compare=False, repr=False)
@@ -134,7 +136,9 @@ class LeaseBook:
         """Hand out spans that `pick` named. MalformedMessage if they cannot be handed out."""
         self.changes += 1
         if session not in self.since_s:
-            self.since_s[session], self.granted[session] = at_s, 0
+            self.since_s[session] = at_s
+            if not self.own or session[0] == self.own:
+                self.granted[session] = 0
         held = self.held.setdefault(session, [])
         for span in spans:
             self._take(span)
@@ -224,11 +228,19 @@ class LeaseBook:
 
     @classmethod
     def of(
-        cls, next_position: int, returned: tuple[Span, ...], entries: tuple[LeaseEntry, ...]
+        cls,
+        next_position: int,
+        returned: tuple[Span, ...],
+        entries: tuple[LeaseEntry, ...],
+        own: bytes = b"",
     ) -> LeaseBook:
         """The book that has these entries."""
         known = {(one.learner, one.incarnation): one for one in entries}
-        counted = {key: one for key, one in known.items() if one.granted != UNKNOWN}
+        counted = {
+            key: one
+            for key, one in known.items()
+            if one.granted != UNKNOWN and (not own or one.learner == own)
+        }
         return cls(
             next_position,
             list(returned),
@@ -240,6 +252,7 @@ class LeaseBook:
                 for key, one in counted.items()
                 if one.handed_in
             },
+            own,
         )
 
     def _by_fragment(self, session: SessionKey) -> tuple[HandedIn, ...]:

@@ -118,6 +118,9 @@ class SwarmState:
     """Everything the log says, up to and including record `index`."""
 
     block_sequences: int
+    own: bytes = field(default=b"", compare=False)
+    """The learner whose log this is. It judges nobody, so that where pushes pointed, how long they
+    were and what their text can claim is kept of its own alone. Empty: of everybody."""
     index: int = 0
     head: bytes = records.NO_RECORD
     epoch: int = 0
@@ -164,6 +167,9 @@ class SwarmState:
     `TAKEN_BACK_MAX` learners."""
     judgements: int = field(default=0, compare=False)
     """Grows with every record that says how far somebody's pushes count; no part of the state."""
+
+    def __post_init__(self) -> None:
+        self.leases.own = self.own
 
     @property
     def tokens(self) -> int:
@@ -463,29 +469,36 @@ class SwarmState:
         self.judgements += 1
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
-        merged_of, hand_in = self.accounts.merged, self.leases.hand_in
         counted = records.counted_tokens(merged.contributions)
+        self.tokens_by_fragment[merged.fragment] += sum(counted)
         # Of hundreds, at each of hundreds of learners.
         for part, tokens in zip(merged.contributions, counted, strict=True):
-            self.tokens_by_fragment[merged.fragment] += tokens
-            is_clipped = part.scale < 1.0
-            account = merged_of(part.learner, tokens, is_clipped=is_clipped, at_s=record.at_s)
+            account = self.accounts.merged(
+                part.learner, tokens, is_clipped=part.scale < 1.0, at_s=record.at_s
+            )
             if part.learner in self.taken_back:
                 self.taken_back[part.learner] += tokens
-            hand_in(
+            self.leases.hand_in(
                 (part.learner, part.incarnation),
                 merged.fragment,
                 part.cursor,
                 part.tokens,
                 self.block_sequences,
             )
-            is_late = part.base_version < merged.version - 1
-            if part.cosine and not standing.is_of_the_beginning(
-                part.base_version, is_late=is_late, pushes=len(merged.contributions)
-            ):
-                account.judged(part.cosine, part.trust, part.expected, part.repeat)
-            account.heard(part.echo, part.novelty, is_late=is_late)
+            if not self.own or part.learner == self.own:
+                self._judge(account, part, merged)
         self._note_norms(merged)
+
+    def _judge(
+        self, account: Account, part: records.Contribution, merged: records.FragmentMerged
+    ) -> None:
+        """What one push of a merge says of its learner's next ones."""
+        is_late = part.base_version < merged.version - 1
+        if part.cosine and not standing.is_of_the_beginning(
+            part.base_version, is_late=is_late, pushes=len(merged.contributions)
+        ):
+            account.judged(part.cosine, part.trust, part.expected, part.repeat)
+        account.heard(part.echo, part.novelty, is_late=is_late)
 
     def _forget_charters(self) -> None:
         """Those under which no fragment's newest record was made, but for the one in force."""
@@ -523,8 +536,9 @@ class SwarmState:
         """The newest push of a learner says how long its next one may be expected to be."""
         known = self.norms[merged.fragment]
         for part in merged.contributions[-NORMS_KNOWN_MAX:]:
-            known.pop(part.learner, None)
-            known[part.learner] = KnownNorm(part.learner, part.norm, part.steps, part.tensors)
+            if not self.own or part.learner == self.own:
+                known.pop(part.learner, None)
+                known[part.learner] = KnownNorm(part.learner, part.norm, part.steps, part.tensors)
         while len(known) > NORMS_KNOWN_MAX:
             del known[next(iter(known))]
 
@@ -593,16 +607,19 @@ class SwarmState:
         return tuple(tuple(known.values()) for known in self.norms)
 
     @classmethod
-    def restore(cls, summary: SwarmSummary | None, block_sequences: int) -> SwarmState:
-        """The state a summary was made from; without one that of an empty log."""
+    def restore(
+        cls, summary: SwarmSummary | None, block_sequences: int, own: bytes = b""
+    ) -> SwarmState:
+        """The state a summary was made from; without one that of an empty log. own: see there."""
         if summary is None:
-            return cls(block_sequences)
-        book = LeaseBook.of(summary.next_position, summary.returned, summary.held)
+            return cls(block_sequences, own)
+        book = LeaseBook.of(summary.next_position, summary.returned, summary.held, own)
         charter = _read(summary.charters[-1].charter) if summary.charters else None
         is_over = charter is None or summary.is_ending
         return cls(
             owner_paused_at_s=None if charter is None or is_over else charter.paused_at_s,
             block_sequences=block_sequences,
+            own=own,
             index=summary.index,
             head=summary.head,
             epoch=summary.epoch,

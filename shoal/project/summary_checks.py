@@ -17,7 +17,7 @@ from protocol import limits
 from protocol.errors import UnexpectedMessage
 from protocol.log.accounts import KINDS_MAX, Account, printable
 from protocol.log.heldout import CurvePoint
-from protocol.log.leases import UNKNOWN
+from protocol.log.leases import UNKNOWN, LeaseEntry
 from protocol.log.records import FragmentMerged, NewVersions, Record, counted_tokens
 from protocol.log.restoring import States
 from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmSummary
@@ -112,11 +112,12 @@ def without_influence(summary: SwarmSummary, donor: bytes) -> SwarmSummary:
         for key, one in summary.accounts.items()
     }
     marks = tuple(structs.replace(mark, second=b"") for mark in summary.marks)
-    held = tuple(structs.replace(one, granted=UNKNOWN, handed_in=()) for one in summary.held)
     reset = structs.replace(
         summary, pause=None, guarded_from=0, candidates=dict[int, States](), restored=None
     )
-    return structs.replace(reset, curve=curve, accounts=accounts, marks=marks, norms=(), held=held)
+    return structs.replace(
+        reset, curve=curve, accounts=accounts, marks=marks, norms=(), held=_held(summary)
+    )
 
 
 def on_its_word(summary: SwarmSummary) -> list[str]:
@@ -135,19 +136,25 @@ def on_its_word(summary: SwarmSummary) -> list[str]:
 def differences(one: SwarmSummary, other: SwarmSummary) -> list[str]:
     """Of what the log up to the same record says: in what two learners differ.
 
-    Accounts may differ where one joined later, but not that each has merges the other denies.
+    Accounts may differ where one joined later, but not that each has merges the other denies. What
+    a session can claim each counts of its own alone.
     """
     found = {
         "tokens": (one.tokens_by_fragment, one.taken_back)
         != (other.tokens_by_fragment, other.taken_back),
         "held-out losses": _losses(one) != _losses(other),
-        "leases": (one.next_position, one.returned, one.held)
-        != (other.next_position, other.returned, other.held),
+        "leases": (one.next_position, one.returned, _held(one))
+        != (other.next_position, other.returned, _held(other)),
         "the end of the run": (one.is_ending, one.ended) != (other.is_ending, other.ended),
         "accounts": _exceeds(one.accounts, other.accounts)
         and _exceeds(other.accounts, one.accounts),
     }
     return [words for words, is_so in found.items() if is_so]
+
+
+def _held(summary: SwarmSummary) -> tuple[LeaseEntry, ...]:
+    """Who holds which text, without what sessions can claim."""
+    return tuple(structs.replace(one, granted=UNKNOWN, handed_in=()) for one in summary.held)
 
 
 def _losses(summary: SwarmSummary) -> list[tuple[int, float]]:

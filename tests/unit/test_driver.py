@@ -371,3 +371,68 @@ def test_a_task_that_fails_leaves_no_timer_behind():
         assert len(machine.seen) == seen
 
     run(work)
+
+
+class Timer:
+    """One that the loop was asked for."""
+
+    def __init__(self, at_s, callback):
+        self.at_s, self.callback, self.is_cancelled = at_s, callback, False
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+class Wakes:
+    """A machine that wants to be woken when it is told, and the timers that this sets."""
+
+    def __init__(self, monkeypatch):
+        self.now_s, self.woken_s, self.timers = 100.0, [], []
+        monkeypatch.setattr(driver_module, "time", self)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", self.call_later)
+
+    def monotonic(self):
+        return self.now_s
+
+    def handle(self, event, now_s):
+        if isinstance(event, Woke):
+            self.woken_s.append(now_s)
+            return [WakeAt(now_s + 1000.0)]
+        return [WakeAt(event.value)] if isinstance(event, Note) else []
+
+    def call_later(self, delay_s, callback):
+        self.timers.append(Timer(self.now_s + delay_s, callback))
+        return self.timers[-1]
+
+    def pass_until(self, until_s):
+        while due := [one for one in self.timers if one.at_s <= until_s and not one.is_cancelled]:
+            timer = min(due, key=lambda one: one.at_s)
+            self.timers.remove(timer)
+            self.now_s = timer.at_s
+            timer.callback()
+
+
+def test_a_machine_is_woken_when_it_said_last_and_a_later_time_sets_no_timer(monkeypatch):
+    async def work():
+        wakes = Wakes(monkeypatch)
+        driver = driven(wakes)
+        running = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        for at_s in (110.0, 120.0, 130.0, 125.0):
+            driver.take(Note(at_s))
+        assert len(wakes.timers) == 1
+        wakes.pass_until(124.0)
+        assert wakes.woken_s == []
+        wakes.pass_until(126.0)
+        assert wakes.woken_s == [125.0]
+        driver.take(Note(127.0))
+        wakes.pass_until(900.0)
+        assert wakes.woken_s == [125.0, 127.0], "sooner than it had said before"
+        wakes.pass_until(1200.0)
+        assert wakes.woken_s == [125.0, 127.0, 1127.0]
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    run(work)

@@ -24,7 +24,7 @@ from protocol.log.records import (
 from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, KnownNorm, SwarmState, SwarmSummary
 from protocol.merge_rules import NORMS_KNOWN_MAX
 from protocol.messages import Cursor, Gain
-from protocol.novelty import Novelty
+from protocol.novelty import UNHEARD, Novelty
 from protocol.project import Reinstated
 from protocol.standing import NOBODY, Standing, after
 from simulator.stand_ins.tiny import charter_envelope
@@ -236,6 +236,36 @@ def test_two_states_of_one_summary_count_each_for_itself(log):
         other.merged(key, 100, is_clipped=False, at_s=9.0)
         other.note((), (Refusal(key, "stale", 1),))
     assert SwarmState.restore(summary, state.block_sequences) == state
+
+
+def test_a_learner_s_log_keeps_what_pushes_are_judged_by_of_its_own_alone(log):
+    own = SwarmState(log.state.block_sequences, ONE.key)
+    for who in (ONE, TWO):
+        log.add(BlocksLeased(who.key, 1, log.state.leases.pick(2)))
+    both = tuple(
+        contribution(learner=who.key, cosine=0.5, echo=0.2, novelty=0.1, cursor=Cursor(at, 2))
+        for at, who in ((0, ONE), (2, TWO))
+    )
+    log.add(merged(contributions=both))
+    for entry, one in zip(log.entries, log.records, strict=True):
+        own.apply(one, record_hash(entry.record))
+    everybody = log.state
+    assert own.accounts[ONE.key] == everybody.accounts[ONE.key]
+    assert own.accounts[TWO.key].counts == everybody.accounts[TWO.key].counts
+    assert own.accounts[TWO.key].standing == NOBODY != everybody.accounts[TWO.key].standing
+    assert own.accounts[TWO.key].novelty == UNHEARD != everybody.accounts[TWO.key].novelty
+    assert set(own.norms[0]) == {ONE.key}
+    assert own.leases.held == everybody.leases.held, "who read what all know"
+    assert set(own.leases.handed_in) == set(own.leases.granted) == {(ONE.key, 1)}
+    again = SwarmState.restore(everybody.summary(), everybody.block_sequences, ONE.key)
+    assert set(again.leases.handed_in) == set(again.leases.granted) == {(ONE.key, 1)}
+    following = record(
+        merged(version=2, global_step=2, contributions=both),
+        index=everybody.index + 1,
+        previous=everybody.head,
+    )
+    again.apply(following, digest_of("next"))
+    assert set(again.leases.handed_in) == {(ONE.key, 1)}
 
 
 # Trust.

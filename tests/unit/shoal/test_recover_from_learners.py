@@ -251,6 +251,19 @@ def test_who_joined_late_counts_less_and_contradicts_nobody():
     assert "differs" not in "\n".join(found.lines)
 
 
+def test_what_each_counts_of_its_own_alone_is_no_difference():
+    log = grown()
+    known = log.state.summary().held
+    assert known
+    assert known[0].granted != UNKNOWN
+    other = tuple(msgspec.structs.replace(one, granted=UNKNOWN, handed_in=()) for one in known)
+    found = choose([rescued(log), rescued(log, EVE, held=other)], None)
+    assert "differs" not in "\n".join(found.lines)
+    moved = tuple(msgspec.structs.replace(one, spans=()) for one in known)
+    found = choose([rescued(log), rescued(log, EVE, held=moved)], None)
+    assert "differs in leases" in "\n".join(found.lines)
+
+
 def test_two_histories_are_not_chosen_between_in_silence():
     one, prefix = rescued(grown(5)), rescued(grown(3), BOB)
     other = rescued(grown(5, flavour="other"), EVE)
