@@ -120,7 +120,9 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, default=run.ROOT / "benchmarks/lines.json")
     parser.add_argument("--plot", type=Path, default=run.ROOT / "docs/lines.svg")
-    parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    parser.add_argument(
+        "--logs", type=run.new_folder, help="keep what the processes said in this folder"
+    )
     parser.set_defaults(answer_s=ANSWER_S)
     given = parser.parse_args()
     if why := namespaces.missing():

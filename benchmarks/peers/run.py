@@ -215,6 +215,14 @@ def versions(chosen: list[Contender]) -> dict[str, str]:
     return found
 
 
+def new_folder(text: str) -> Path:
+    """Where nothing lies yet: a contender would go on with the project that an earlier run made."""
+    folder = Path(text)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise argparse.ArgumentTypeError(f"{text} holds something; name a new folder")
+    return folder
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -230,7 +238,9 @@ def main() -> int:
     parser.add_argument("--no-death", dest="death", action="store_false")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")
-    parser.add_argument("--logs", type=Path, help="keep what the processes said in this folder")
+    parser.add_argument(
+        "--logs", type=new_folder, help="keep what the processes said in this folder"
+    )
     parser.set_defaults(answer_s=ANSWER_S, patience_s=shoal_project.PATIENCE_S)
     given = parser.parse_args()
     wanted = given.only.split(",")
