@@ -11,6 +11,7 @@ import socket
 import stat
 import time
 
+import psutil
 import pytest
 
 from host import addresses
@@ -29,6 +30,23 @@ from protocol.errors import (
 from tests.net.hosts import TOPICS, Host, echo, run, swarm
 
 pytestmark = pytest.mark.net
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_an_engine_uses_one_processor_unless_the_environment_says_otherwise(
+    tmp_path, monkeypatch, chosen
+):
+    if chosen is None:
+        monkeypatch.delenv("GOMAXPROCS", raising=False)
+    else:
+        monkeypatch.setenv("GOMAXPROCS", chosen)
+
+    async def main():
+        async with swarm(tmp_path, 1) as (one,):
+            said = psutil.Process(one.engine_pid).environ()["GOMAXPROCS"]
+            assert said == (chosen or "1")
+
+    run(main())
 
 
 # Identity and control streams
