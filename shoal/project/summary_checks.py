@@ -21,6 +21,7 @@ from protocol.log.leases import UNKNOWN, LeaseEntry
 from protocol.log.records import FragmentMerged, NewVersions, Record, counted_tokens
 from protocol.log.restoring import States
 from protocol.log.state import CURVE_POINTS_MAX, MARKS_MAX, SwarmSummary
+from protocol.novelty import UNHEARD
 from protocol.standing import NOBODY
 
 POSITIONS_MAX = 2**48
@@ -108,7 +109,9 @@ def without_influence(summary: SwarmSummary, donor: bytes) -> SwarmSummary:
         for one in summary.curve
     )
     accounts = {
-        key: structs.replace(one, standing=NOBODY, refused=dict(one.refused))
+        key: structs.replace(
+            one, standing=NOBODY, novelty=UNHEARD, in_row=0, refused=dict(one.refused)
+        )
         for key, one in summary.accounts.items()
     }
     marks = tuple(structs.replace(mark, second=b"") for mark in summary.marks)

@@ -28,6 +28,7 @@ from protocol.log.records import (
 from protocol.log.state import SwarmState
 from protocol.machine import PeerUp
 from protocol.messages import AccountsPart, AskState
+from protocol.novelty import UNHEARD, Novelty
 from protocol.project import encode
 from protocol.standing import NOBODY, Standing
 from shoal.project import recover_from_learners
@@ -206,10 +207,15 @@ def test_what_cannot_be_is_refused(words, changes):
 
 def test_one_learners_word_decides_nothing_that_others_can_check_later():
     log = grown()
-    liked = {EVE: Account(merges=1, tokens=1, standing=Standing(1.0, 50))}
+    copier = Novelty(echoes=3)
+    liked = {
+        EVE: Account(merges=1, tokens=1, standing=Standing(1.0, 50)),
+        BOB: Account(merges=1, tokens=1, novelty=copier, in_row=-9),
+    }
     lied = (CurvePoint(4, 2, 1, 0.0, EVE, ONE.key, (0.0, 0.0)),)
     said = without_influence(checked(log, accounts=liked, curve=lied), ADA)
     assert said.accounts[EVE].standing == NOBODY
+    assert (said.accounts[BOB].novelty, said.accounts[BOB].in_row) == (UNHEARD, 0)
     assert said.norms == ()
     assert said.held
     assert all((one.granted, one.handed_in) == (UNKNOWN, ()) for one in said.held)
