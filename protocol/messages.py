@@ -120,6 +120,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     told_index: Count = 0
     """It has the proofs of all fragments that were newest up to this record, from an index that
     was more than goes at once."""
+    follows: Literal["whole", "brief"] | None = None
+    """How the log was told to it so far; None of hosts that cannot be told it in brief."""
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag="beat"):
@@ -261,6 +263,9 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
     epoch: Count
     term: Count
     index: FragmentIndex | None
+    is_brief: bool = False
+    """From here on the log is told in brief: of merges without a push of the learner's own not who
+    contributed, and no record that concerns others alone."""
 
 
 class Refused(Struct, frozen=True, array_like=True, tag="refused"):
@@ -273,7 +278,7 @@ class Refused(Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Committed(Struct, frozen=True, array_like=True, tag="committed"):
-    """The next committed records, in order."""
+    """The next committed records, in order; to who follows in brief, those that concern it."""
 
     entries: Annotated[tuple[CertifiedRecord, ...], Meta(max_length=limits.RECORDS_PER_MESSAGE_MAX)]
 

@@ -55,6 +55,8 @@ class LearnerNotice(Struct, frozen=True, array_like=True):
     log_index: Count
     relays: Annotated[tuple[NodeKey, ...], Meta(max_length=RELAYS_MAX)] = ()
     """Who carries streams to it; empty where it can be dialled, or where that is not known."""
+    is_brief: bool = False
+    """The log is told to it in brief: it cannot say what others gave."""
 
     @property
     def holds_all(self) -> bool:
@@ -70,9 +72,15 @@ def read_learners(found: Mapping[bytes, bytes]) -> dict[bytes, LearnerNotice]:
     return notices
 
 
-def holders_of_all(found: Mapping[bytes, bytes]) -> list[bytes]:
-    """Keys of the learners that say that they hold every fragment, sorted."""
-    return sorted(key for key, one in read_learners(found).items() if one.holds_all)
+def holders_of_all(found: Mapping[bytes, bytes], *, whole_first: bool = False) -> list[bytes]:
+    """Keys of the learners that say that they hold every fragment, sorted.
+
+    whole_first: those with a whole log ahead of all others.
+    """
+    holders = [(key, one) for key, one in read_learners(found).items() if one.holds_all]
+    return [
+        key for key, one in sorted(holders, key=lambda it: (whole_first and it[1].is_brief, it[0]))
+    ]
 
 
 def seat_topic(project: bytes) -> str:

@@ -106,6 +106,7 @@ class Announcer:
             machine.trainer_control.state if has_all else leader_discovery.SYNCING,
             machine.context.state.index,
             transport.reachability.relays,
+            machine.context.state.is_brief,
         )
         with contextlib.suppress(TransientError):
             # Expired by itself and said again soon; the engine's own troubles are told.

@@ -269,6 +269,7 @@ class LearnerMachine:
             proof=self._proof(),
             invite=setup.invite,
             told_index=told_index,
+            follows="brief" if self.context.state.is_brief else "whole",
         )
         self.effects.send(peer, hello)
 
@@ -379,6 +380,8 @@ class LearnerMachine:
             return
         if welcome.index is not None and not self._take_index(peer, welcome):
             return
+        if welcome.is_brief:
+            self.context.state.follow_in_brief()
         self._forget_told()
         self.younger = ""
         self._failures = 0

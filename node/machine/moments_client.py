@@ -309,7 +309,7 @@ class MomentsClient:
             self._give_up("nobody has trained yet")
             return
         versions = tuple(fragment.version for fragment in state.fragments)
-        self._target = Target(VectorClock(state.index, versions), state.global_step)
+        self._target = Target(VectorClock(state.newest_version_index, versions), state.global_step)
         self._targets += 1
         self._fire("subscribed", f"at record {state.index}")
         self._find()

@@ -87,7 +87,7 @@ class MomentsServer:
         standing = tuple(local.standing for local in self.fragment_sync.local_fragments)
         if NONE in standing:
             return None
-        return VectorClock(self.context.state.index, standing)
+        return VectorClock(self.context.state.newest_version_index, standing)
 
     # From peers.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol import wire
-from protocol.log.records import Body, FragmentMerged, Record, record_hash
+from protocol.log.records import Body, FragmentMerged, read_record, record_hash, told_in_brief
 from protocol.log.state import FragmentState, SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
 
@@ -73,7 +72,7 @@ class Proofs:
         """Begin with an index; its head is proven by the first record that follows."""
         self.head = None
         self._begin_anew()
-        self._origins = {wire.decode(one.record, Record).index: one for one in origins}
+        self._origins = {read_record(one.record, may_be_brief=True).index: one for one in origins}
 
     def go_on(self, head: CertifiedRecord, origins: Sequence[CertifiedRecord]) -> None:
         """Begin where another life ended."""
@@ -89,7 +88,7 @@ class Proofs:
                 self._begin_anew()
         needed = {fragment.record_index for fragment in state.fragments}
         if index in needed:
-            self._origins[index] = entry
+            self._origins[index] = told_in_brief(entry)
             self._origins = {at: one for at, one in self._origins.items() if at in needed}
 
     def before(self, body: Body, state: SwarmState, held: Versions) -> None:
@@ -131,8 +130,10 @@ class Proofs:
     def _summary_at(self, index: int, newest: SwarmState) -> SwarmSummary:
         """Folded once more from the base; every record was proven when it came."""
         state = SwarmState.restore(self._base, newest.block_sequences, newest.own)
+        if newest.is_brief:
+            state.follow_in_brief()
         for entry in self._behind[: index - state.index]:
-            state.apply(wire.decode(entry.record, Record), record_hash(entry.record))
+            state.apply(read_record(entry.record, may_be_brief=True), record_hash(entry.record))
         return state.summary()
 
     @property

@@ -53,22 +53,22 @@ class Receipts:
         self._waiting = None
 
     def take(self, leader: bytes, receipt: Envelope) -> None:
-        """A receipt came. For the record where the log stands, or for the next one."""
+        """A receipt came. For the record where the log stands, or for the next one told here."""
         try:
             credit = self._proven(leader, receipt)
-            index = self._context.state.index
-            if credit.index == index:
+            state = self._context.state
+            if credit.index == state.index:
                 self._judge(leader, receipt, credit)
-            elif credit.index == index + 1:
+            elif credit.index == state.index + 1 or (state.is_brief and credit.index > state.index):
                 self._waiting = (leader, receipt, credit)
             else:
-                raise FalseReceipt(f"for record {credit.index}, where the log is at {index}")
+                raise FalseReceipt(f"for record {credit.index}, where the log is at {state.index}")
         except RemoteError as error:
             self._context.blame(leader, error)
 
     def on_record(self) -> None:
-        """The log went on by one record."""
-        if self._waiting is None:
+        """The log went on by one record, or in brief by more."""
+        if self._waiting is None or self._waiting[2].index > self._context.state.index:
             return
         leader, receipt, credit = self._waiting
         self._waiting = None

@@ -104,6 +104,8 @@ class LeaseBook:
     """Of sessions in `granted`, by fragment."""
     own: bytes = field(default=b"", compare=False)
     """The learner of whose sessions `granted` and `handed_in` are kept; empty: of everybody's."""
+    is_brief: bool = False
+    """Of others only who is here is known, and not which text they hold or gave back."""
     changes: int = field(default=0, compare=False)
     """Grows with every lease and return; no part of the state."""
     _learners: tuple[int, frozenset[bytes]] | None = field(default=None, compare=False, repr=False)
@@ -140,8 +142,13 @@ class LeaseBook:
             if not self.own or session[0] == self.own:
                 self.granted[session] = 0
         held = self.held.setdefault(session, [])
+        if self.is_brief and session[0] != self.own:
+            return
         for span in spans:
-            self._take(span)
+            if self.is_brief:
+                self.next_position = max(self.next_position, span.stop)
+            else:
+                self._take(span)
             if session in self.granted:
                 self.granted[session] += total((span,), block_sequences)
             if held and held[-1].stop == span.start and span.skip == 0:
@@ -207,7 +214,16 @@ class LeaseBook:
         self.since_s.pop(session, None)
         self.granted.pop(session, None)
         self.handed_in.pop(session, None)
-        self.returned = sorted([*self.returned, *spans], key=lambda span: span.start)
+        if not self.is_brief:
+            self.returned = sorted([*self.returned, *spans], key=lambda span: span.start)
+
+    def follow_in_brief(self) -> None:
+        """Forget which text others hold, and what was given back."""
+        self.is_brief = True
+        self.returned.clear()
+        self.held = {
+            session: spans if session[0] == self.own else [] for session, spans in self.held.items()
+        }
 
     def unread(self, session: SessionKey) -> int:
         """Blocks this session still holds, a partly read one counted whole."""

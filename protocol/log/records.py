@@ -3,6 +3,9 @@
 A record names its predecessor by hash. It is committed when a majority of the charter's voters
 signed its hash; learners apply nothing without that certificate. Tensors are not in the log:
 a merge names the digests of the quantised merged displacement and of the state that follows.
+
+What a merge says of each push is most of it, and stands behind the record, which has a hash of it.
+So whoever needs none of that can be told the record alone, *in brief*, and prove it all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct, structs
 
 from protocol import limits, wire
-from protocol.errors import BadSignature, MalformedMessage, WrongProject
+from protocol.errors import BadSignature, LimitExceeded, MalformedMessage, WrongProject
 from protocol.ids import Count, Digest, InviteId, NodeKey
 from protocol.log.accounts import NOTES_MAX, ChosenName, Refusal
 from protocol.merge_rules import GAIN_MAX
@@ -30,6 +33,15 @@ LESSENED = 1.0 - 1e-6
 
 NO_RECORD = bytes(32)
 """Hash that the first record names as its predecessor."""
+
+APART = b"\xc1"
+"""First byte of a record with something behind it: no MessagePack begins so."""
+
+LENGTH_BYTES = 4
+"""Behind it, the length of the record alone."""
+
+ALONE_AT = len(APART) + LENGTH_BYTES
+"""Where that begins."""
 
 
 class Span(Struct, frozen=True, array_like=True):
@@ -131,6 +143,28 @@ class Contribution(Struct, frozen=True, array_like=True, gc=False):
     of a push that lags."""
 
 
+class Contributions(Struct, frozen=True, array_like=True):
+    """What stands behind the record of a merge."""
+
+    of_merge: Annotated[
+        tuple[Contribution, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)
+    ]
+
+
+class Tally(Struct, frozen=True, array_like=True):
+    """Where the log stands with a merge, for those who are not told who contributed to it."""
+
+    contributions: Digest
+    """Hash of those that stand behind the record."""
+    fragment_tokens: Count
+    """Merged into the fragment so far, with this merge."""
+    taken_back_tokens: Count
+    """Of all that was merged, no progress of the run, summed over fragments, as the leader knew it
+    when it proposed this."""
+    next_position: Count
+    """Nobody was leased text from here on, as the leader knew it."""
+
+
 class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     """One global step: a new version of one fragment."""
 
@@ -146,15 +180,16 @@ class FragmentMerged(Struct, frozen=True, array_like=True, tag="merged"):
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
     """With the codec, all that the outer step needs: a later charter does not change the past."""
     state: StateDigests
-    contributions: Annotated[
-        tuple[Contribution, ...], Meta(min_length=1, max_length=limits.LEARNERS_MAX)
-    ]
+    contributions: Annotated[tuple[Contribution, ...], Meta(max_length=limits.LEARNERS_MAX)]
+    """Empty where it was told in brief."""
     nesterov: bool = True
     """As `momentum`: how this very version was made."""
     merger: NodeKey | None = None
     """The syncer that merged, and has the payload first; None for the leader."""
     copies: Annotated[int, Meta(ge=1, le=limits.LEARNERS_MAX)] = limits.SYNCER_COPIES
     """Learners that ask that syncer for the payload first; all others ask learners."""
+    tally: Tally | None = None
+    """None in older records, which have their contributions in them."""
 
 
 def counted_tokens(parts: Sequence[Contribution]) -> list[int]:
@@ -344,9 +379,85 @@ class Record(Struct, frozen=True, array_like=True):
     body: Body
 
 
+def contributions_hash(contributions: tuple[Contribution, ...]) -> bytes:
+    """What the record of a merge says of the contributions that stand behind it."""
+    return _hash_behind(wire.encode(Contributions(contributions)))
+
+
+def _hash_behind(behind: bytes) -> bytes:
+    return blake3(behind, derive_key_context="shoal 1 contributions of a merge").digest()
+
+
+def encode_record(record: Record) -> bytes:
+    """A record's bytes, with what stands behind it. Raises LimitExceeded above one frame."""
+    body = record.body
+    if not isinstance(body, FragmentMerged) or body.tally is None:
+        return wire.encode(record)
+    alone = wire.encode(structs.replace(record, body=structs.replace(body, contributions=())))
+    behind = wire.encode(Contributions(body.contributions)) if body.contributions else b""
+    encoded = b"".join((APART, len(alone).to_bytes(LENGTH_BYTES, "big"), alone, behind))
+    if len(encoded) > limits.FRAME_BYTES_MAX:
+        raise LimitExceeded(f"record of {len(encoded)} bytes exceeds one frame")
+    return encoded
+
+
+def read_record(encoded: bytes, *, may_be_brief: bool = False) -> Record:
+    """The record in these bytes. Raises MalformedMessage or LimitExceeded.
+
+    may_be_brief: what stands behind it may be missing; of a merge then nobody's contribution is
+    known.
+    """
+    if encoded[:1] != APART:
+        record = wire.decode(encoded, Record)
+        if isinstance(record.body, FragmentMerged) and (
+            record.body.tally is not None or not record.body.contributions
+        ):
+            raise MalformedMessage("a merge whose contributions are neither in it nor behind it")
+        return record
+    end = _end_of_brief(encoded)
+    record, behind = wire.decode(encoded[ALONE_AT:end], Record), encoded[end:]
+    body = record.body
+    if end > len(encoded) or not isinstance(body, FragmentMerged) or body.tally is None:
+        raise MalformedMessage("a record with something behind it that has no hash of it")
+    if body.contributions:
+        raise MalformedMessage("a merge whose contributions are in it and behind it")
+    if not behind:
+        if may_be_brief:
+            return record
+        raise MalformedMessage("a merge without its contributions")
+    if _hash_behind(behind) != body.tally.contributions:
+        raise MalformedMessage("other contributions than those of the merge")
+    found = wire.decode(behind, Contributions)
+    return structs.replace(record, body=structs.replace(body, contributions=found.of_merge))
+
+
+def in_brief(encoded: bytes) -> bytes:
+    """A record's bytes without what stands behind it. Older records are whole or nothing."""
+    return encoded[: _end_of_brief(encoded)] if encoded[:1] == APART else encoded
+
+
+def is_in_brief(encoded: bytes) -> bool:
+    """Whether what stands behind a record is missing."""
+    return encoded[:1] == APART and _end_of_brief(encoded) >= len(encoded)
+
+
+def told_in_brief(entry: CertifiedRecord) -> CertifiedRecord:
+    """The same entry, without what stands behind the record."""
+    brief = in_brief(entry.record)
+    return entry if brief is entry.record else CertifiedRecord(brief, entry.certificate)
+
+
+def _end_of_brief(encoded: bytes) -> int:
+    return ALONE_AT + int.from_bytes(encoded[1:ALONE_AT], "big")
+
+
 def record_hash(record: bytes) -> bytes:
-    """Hash of a record's bytes: what the next record names and what voters sign."""
-    return blake3(record, derive_key_context="shoal 1 record chain").digest()
+    """Hash of a record's bytes, whole or in brief: what the next record names and what voters sign.
+
+    What stands behind a record is not hashed here; `read_record` compares it with the record.
+    """
+    alone = record[ALONE_AT : _end_of_brief(record)] if record[:1] == APART else record
+    return blake3(alone, derive_key_context="shoal 1 record chain").digest()
 
 
 def sign_record(record: Record, digest: bytes, signer: Signer) -> Vote:
@@ -433,7 +544,7 @@ def electorate(body: Body, charter: Charter) -> Electorate:
 
 
 def open_record(entry: CertifiedRecord, project: bytes, charter: Charter, verify: Verify) -> Record:
-    """The record in a certified entry, once its certificate is proven.
+    """The record in a certified entry, whole or in brief, once its certificate is proven.
 
     charter: in force before this record. Raises WrongProject, BadSignature or MalformedMessage.
     """
@@ -466,7 +577,7 @@ def _proven(
     words = f"{given} valid votes of {len(charter.voters)} voters"
     if given < _meeting(len(charter.voters)):
         raise BadSignature(words)
-    record = wire.decode(entry.record, Record)
+    record = read_record(entry.record, may_be_brief=True)
     if not electorate(record.body, charter).has_enough(counted):
         is_change = isinstance(record.body, CharterAdopted)
         raise BadSignature(f"{words}, too few{' for a change of the charter' * is_change}")

@@ -107,6 +107,9 @@ class SwarmSummary(Struct, frozen=True, array_like=True):
     guarded_from: int = 0
     candidates: dict[int, States] = {}
     restored: Restored | None = None
+    is_brief: bool = False
+    """As `SwarmState.is_brief`."""
+    taken_back_told: int = 0
 
 
 def _read(envelope: Envelope) -> Charter:
@@ -165,6 +168,12 @@ class SwarmState:
     taken_back: dict[bytes, int] = field(default_factory=dict)
     """Learner -> tokens of it that are no progress of the run, summed over fragments; at most
     `TAKEN_BACK_MAX` learners."""
+    is_brief: bool = False
+    """Whether the learner whose log this is is told of others only who is here: of merges not who
+    contributed, and no record that concerns another one alone. It has its own account and its own
+    text, and may pass over records."""
+    taken_back_told: int = 0
+    """In brief, tokens of all learners that are no progress of the run, summed over fragments."""
     judgements: int = field(default=0, compare=False)
     """Grows with every record that says how far somebody's pushes count; no part of the state."""
 
@@ -174,7 +183,8 @@ class SwarmState:
     @property
     def tokens(self) -> int:
         """Progress of the run: the tokens merged, but for those that were taken back."""
-        return self._mean_tokens(sum(self.taken_back.values()))
+        taken = self.taken_back_told if self.is_brief else sum(self.taken_back.values())
+        return self._mean_tokens(taken)
 
     @property
     def tokens_merged(self) -> int:
@@ -268,18 +278,42 @@ class SwarmState:
         return is_watched and is_doubtful(self.curve, self.guarded_from)
 
     @property
+    def newest_version_index(self) -> int:
+        """Log index of the newest record that made a version; however the log is told, the same."""
+        return max((one.record_index for one in self.fragments), default=0)
+
+    @property
     def has_weights(self) -> bool:
         return bool(self.fragments)
 
     def apply(self, record: records.Record, digest: bytes) -> None:
-        """Take the next record into account. Raises MalformedMessage if it is not the next."""
-        if record.index != self.index + 1 or record.previous != self.head:
+        """Take the next record into account. Raises MalformedMessage if it is not the next.
+
+        In brief, the next may be any later one: nothing is lost by it, as a version that is not the
+        next of its fragment is refused all the same.
+        """
+        is_next = record.index == self.index + 1 and record.previous == self.head
+        if not is_next and not (self.is_brief and record.index > self.index + 1):
             raise MalformedMessage(f"record {record.index} does not follow record {self.index}")
         self._apply_body(record)
         if isinstance(record.body, records.CheckpointEvaluated):
             self._guard(record, digest)
         self.index, self.head = record.index, digest
         self.epoch, self.term = record.epoch, record.term
+
+    def follow_in_brief(self) -> None:
+        """From here on only what concerns `own` is told: what is known of others is forgotten."""
+        if self.is_brief:
+            return
+        self.is_brief, self.taken_back_told = True, sum(self.taken_back.values())
+        self.taken_back = {key: n for key, n in self.taken_back.items() if key == self.own}
+        known = self.accounts.get(self.own)
+        self.accounts = AccountBook({} if known is None else {self.own: known})
+        self.leases.follow_in_brief()
+
+    def _is_told_of(self, learner: bytes) -> bool:
+        """Whether what this log says of a learner is all that there is; else nothing is kept."""
+        return not self.is_brief or learner == self.own
 
     def _apply_body(self, record: records.Record) -> None:
         match record.body:
@@ -299,7 +333,10 @@ class SwarmState:
             ) as body:
                 self._revise(body, record.at_s)
             case records.AccountsNoted(names, refusals):
-                self.accounts.note(names, refusals)
+                self.accounts.note(
+                    (one for one in names if self._is_told_of(one.learner)),
+                    (one for one in refusals if self._is_told_of(one.learner)),
+                )
             case records.BlocksLeased(learner, incarnation, spans):
                 session = (learner, incarnation)
                 self.leases.lease(session, spans, record.at_s, self.block_sequences)
@@ -449,7 +486,7 @@ class SwarmState:
                 self._forget_charters()
                 self._lift(envelope, index)
             case records.InviteUsed(invite, learner):
-                if len(self.invited) < limits.INVITED_MAX:
+                if len(self.invited) < limits.INVITED_MAX and self._is_told_of(learner):
                     self.invited.setdefault(learner, invite)
 
     def _initialise(self, fragments: tuple[records.StateDigests, ...], index: int) -> None:
@@ -470,9 +507,11 @@ class SwarmState:
         self.global_step = merged.global_step
         self.rounds = max(self.rounds, merged.round)
         counted = records.counted_tokens(merged.contributions)
-        self.tokens_by_fragment[merged.fragment] += sum(counted)
+        self._count_tokens(merged, sum(counted))
         # Of hundreds, at each of hundreds of learners.
         for part, tokens in zip(merged.contributions, counted, strict=True):
+            if not self._is_told_of(part.learner):
+                continue
             account = self.accounts.merged(
                 part.learner, tokens, is_clipped=part.scale < 1.0, at_s=record.at_s
             )
@@ -488,6 +527,18 @@ class SwarmState:
             if not self.own or part.learner == self.own:
                 self._judge(account, part, merged)
         self._note_norms(merged)
+
+    def _count_tokens(self, merged: records.FragmentMerged, counted: int) -> None:
+        """Those of a merge; in brief, as the record has them."""
+        tally, fragment = merged.tally, merged.fragment
+        if not self.is_brief or tally is None:
+            if not merged.contributions:
+                raise MalformedMessage("a merge in brief, and the log is told whole")
+            self.tokens_by_fragment[fragment] += counted
+            return
+        self.tokens_by_fragment[fragment] = tally.fragment_tokens
+        self.taken_back_told = min(tally.taken_back_tokens, sum(self.tokens_by_fragment))
+        self.leases.next_position = max(self.leases.next_position, tally.next_position)
 
     def _judge(
         self, account: Account, part: records.Contribution, merged: records.FragmentMerged
@@ -519,6 +570,8 @@ class SwarmState:
     ) -> None:
         """What counts of a learner changes. Never more is taken than there is: how many tokens were
         a learner's, a joiner does not know."""
+        if not self._is_told_of(body.learner):
+            return
         match body:
             case records.PushProbed():
                 self._probed(body, at_s)
@@ -594,6 +647,8 @@ class SwarmState:
             norms=self._known_norms() if with_norms else (),
             invites=self.invites() if with_invites else (),
             taken_back=tuple(TakenBack(*one) for one in self.taken_back.items()),
+            is_brief=self.is_brief,
+            taken_back_told=self.taken_back_told,
         )
 
     def invites(self) -> tuple[KnownInvite, ...]:
@@ -614,6 +669,7 @@ class SwarmState:
         if summary is None:
             return cls(block_sequences, own)
         book = LeaseBook.of(summary.next_position, summary.returned, summary.held, own)
+        book.is_brief = summary.is_brief
         charter = _read(summary.charters[-1].charter) if summary.charters else None
         is_over = charter is None or summary.is_ending
         return cls(
@@ -648,4 +704,24 @@ class SwarmState:
             or [{} for _ in summary.fragments],
             invited={key: one.invite for one in summary.invites for key in one.learners},
             taken_back={one.learner: one.tokens for one in summary.taken_back},
+            is_brief=summary.is_brief,
+            taken_back_told=summary.taken_back_told,
         )
+
+
+def tally_of(
+    state: SwarmState, fragment: int, contributions: tuple[records.Contribution, ...]
+) -> records.Tally:
+    """Where the log will stand with a merge of these, behind what this state knows."""
+    counted = records.counted_tokens(contributions)
+    taken = sum(
+        tokens
+        for part, tokens in zip(contributions, counted, strict=True)
+        if part.learner in state.taken_back
+    )
+    return records.Tally(
+        contributions=records.contributions_hash(contributions),
+        fragment_tokens=state.tokens_by_fragment[fragment] + sum(counted),
+        taken_back_tokens=sum(state.taken_back.values()) + taken,
+        next_position=state.leases.next_position,
+    )

@@ -99,6 +99,10 @@ class Session:
     """It was away, or its inner loop stood, since its speed was last measured."""
     busy: list[tuple[float, float]] = field(default_factory=list)
     """When it was heard lately, and the seconds that its device had computed by then."""
+    is_brief: bool = False
+    """The log is told to it in brief."""
+    told_index: int = 0
+    """The newest record that it was told."""
     key: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -17,9 +17,8 @@ from host.files import keystore
 from host.files.home import DEFAULT_INSTANCE, Daemon, DaemonRole, Home, VoterRole
 from host.files.signed_project import SUFFIX, read_signed
 from protocol.errors import TransientError
-from protocol.log.records import Body, FragmentMerged, Record, record_hash
+from protocol.log.records import Body, FragmentMerged, read_record, record_hash
 from protocol.status import DaemonStatus, NodeStatus, SyncerStatus, VoterRow
-from protocol.wire import decode
 from shoal.common import daemons
 from shoal.local_swarm import processes
 from shoal.project import file_commands
@@ -370,7 +369,7 @@ class LocalSwarm:
         files = VoterFiles(self.store(name))
         floor, count = files.floor.index, files.certified - files.floor.index
         for at, frame in enumerate(itertools.islice(files.log.frames(), count)):
-            yield floor + at + 1, frame, decode(frame, Record).body
+            yield floor + at + 1, frame, read_record(frame).body
 
 
 def is_near(row: VoterRow) -> bool:

@@ -40,6 +40,7 @@ from protocol.log.records import (
     Record,
     WeightsRestored,
     open_record,
+    read_record,
     record_hash,
 )
 from protocol.log.state import SwarmSummary
@@ -59,6 +60,7 @@ from shoal.project.summary_checks import (
     check_bounds,
     differences,
     on_its_word,
+    with_others,
     without_influence,
 )
 
@@ -144,14 +146,47 @@ def choose(proven: list[Rescued], learner: str | None) -> Found:
         *lines,
     ]
     summary = without_influence(chosen.summary, chosen.donor)
+    if summary.is_brief:
+        whole = _longest_whole(chosen, proven)
+        summary = with_others(summary, whole.summary if whole is not None else None)
+        lines.append(_of_others(whole))
     return Found(replace(chosen, summary=summary), lines)
 
 
-def _weight(one: Rescued, peers: list[Rescued]) -> tuple[int, int, bytes]:
-    """How many say the same, and how long its memory of contributors is."""
+def _weight(one: Rescued, peers: list[Rescued]) -> tuple[bool, int, int, bytes]:
+    """Whether it was told of everybody, how many say the same, and how long its memory of
+    contributors is."""
     agreeing = sum(not differences(one.summary, other.summary) for other in peers)
-    merges = sum(account.merges for account in one.summary.accounts.values())
-    return agreeing, merges, one.donor
+    return not one.summary.is_brief, agreeing, _merges_known(one), one.donor
+
+
+def _merges_known(one: Rescued) -> int:
+    return sum(account.merges for account in one.summary.accounts.values())
+
+
+def _longest_whole(chosen: Rescued, proven: list[Rescued]) -> Rescued | None:
+    """Of those on the same history that were told of everybody, the one that remembers most."""
+    whole = [
+        one
+        for one in proven
+        if not one.summary.is_brief
+        and one.rank <= chosen.rank
+        and not are_two_histories(chosen, one)
+    ]
+    return max(whole, key=lambda one: (_merges_known(one), one.rank), default=None)
+
+
+def _of_others(whole: Rescued | None) -> str:
+    """What is known of contributors where the newest state is one that was told in brief."""
+    if whole is None:
+        return (
+            "that learner was told nothing of others, and nobody answered who was: what they gave "
+            "is counted anew; until here, their own receipts say it"
+        )
+    return (
+        f"what others gave and which text they hold: on the word of learner {short(whole.donor)}, "
+        f"up to record {whole.record.index:,}"
+    )
 
 
 def are_two_histories(one: Rescued, other: Rescued) -> bool:
@@ -225,7 +260,7 @@ async def _learners(transport: Transport, topic: str) -> list[bytes]:
     """Who announces itself; asked again until somebody is found. TransientError if it cannot be."""
     while True:
         await transport.greet_bootstrap()
-        if found := holders_of_all(await transport.lookup(topic)):
+        if found := holders_of_all(await transport.lookup(topic), whole_first=True):
             return found
         await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -323,7 +358,7 @@ def verified(
         block_sequences=project.genesis.data.block_sequences,
         verify=verify_ed25519,
     )
-    bodies = [wire.decode(one.record, Record).body for one in origins]
+    bodies = [read_record(one.record, may_be_brief=True).body for one in origins]
     newest = {(at, one.version) for at, one in enumerate(summary.fragments)}
     made = [
         body

@@ -65,8 +65,15 @@ def check_bounds(
 def _may_be_tokens(summary: SwarmSummary, made: Sequence[NewVersions], budget: int) -> bool:
     if len(summary.tokens_by_fragment) != len(summary.fragments):
         return False
+    if not 0 <= summary.taken_back_told <= sum(summary.tokens_by_fragment):
+        return False
+    newest = [one for one in made if isinstance(one, FragmentMerged)]
+    for merged in newest:
+        tally = merged.tally
+        if tally and tally.fragment_tokens != summary.tokens_by_fragment[merged.fragment]:
+            return False
     least = [0] * len(summary.fragments)
-    for merged in (one for one in made if isinstance(one, FragmentMerged)):
+    for merged in newest:
         least[merged.fragment] = sum(counted_tokens(merged.contributions))
     pairs = zip(least, summary.tokens_by_fragment, strict=True)
     return all(low <= tokens <= low + BUDGETS_MAX * budget for low, tokens in pairs)
@@ -123,13 +130,35 @@ def without_influence(summary: SwarmSummary, donor: bytes) -> SwarmSummary:
     )
 
 
+def with_others(summary: SwarmSummary, whole: SwarmSummary | None) -> SwarmSummary:
+    """A summary of who was told in brief, with what another one knows of others, as of its record.
+
+    whole: of who was told everything, no further than this; None where nobody was. Text that was
+    leased since then is not leased again.
+    """
+    told = structs.replace(summary, is_brief=False, taken_back_told=0)
+    if whole is None:
+        return structs.replace(told, accounts={}, held=(), returned=())
+    others = without_influence(whole, b"")
+    return structs.replace(
+        told,
+        accounts=others.accounts,
+        held=others.held,
+        returned=others.returned,
+        taken_back=others.taken_back,
+        next_position=max(summary.next_position, whole.next_position),
+    )
+
+
 def on_its_word(summary: SwarmSummary) -> list[str]:
     """What of the summary nobody signed, a line for each."""
     tokens = sum(summary.tokens_by_fragment) // max(1, len(summary.fragments))
+    merges = sum(one.merges for one in summary.accounts.values())
+    of_others = f"{len(summary.accounts):,} contributors with {merges:,} merges, "
+    text = "how far the text is leased" if summary.is_brief else "which text is leased or read"
     lines = [
-        f"{tokens:,} tokens, {len(summary.accounts):,} contributors with "
-        f"{sum(one.merges for one in summary.accounts.values()):,} merges, "
-        f"{len(summary.curve):,} held-out losses, and which text is leased or read",
+        f"{tokens:,} tokens, {'' if summary.is_brief else of_others}"
+        f"{len(summary.curve):,} held-out losses, and {text}",
     ]
     if summary.is_ending or summary.ended is not None:
         lines.append("that the token budget is reached: no merges will follow")
@@ -140,13 +169,16 @@ def differences(one: SwarmSummary, other: SwarmSummary) -> list[str]:
     """Of what the log up to the same record says: in what two learners differ.
 
     Accounts may differ where one joined later, but not that each has merges the other denies. What
-    a session can claim each counts of its own alone.
+    a session can claim each counts of its own alone; and who was told in brief knows nothing of
+    others.
     """
+    is_brief = one.is_brief or other.is_brief
     found = {
-        "tokens": (one.tokens_by_fragment, one.taken_back)
-        != (other.tokens_by_fragment, other.taken_back),
+        "tokens": one.tokens_by_fragment != other.tokens_by_fragment
+        or (one.taken_back != other.taken_back and not is_brief),
         "held-out losses": _losses(one) != _losses(other),
-        "leases": (one.next_position, one.returned, _held(one))
+        "leases": not is_brief
+        and (one.next_position, one.returned, _held(one))
         != (other.next_position, other.returned, _held(other)),
         "the end of the run": (one.is_ending, one.ended) != (other.is_ending, other.ended),
         "accounts": _exceeds(one.accounts, other.accounts)

@@ -21,6 +21,7 @@ from protocol.log.records import (
     electorate,
     is_elected,
     open_record,
+    read_record,
     record_hash,
     signers,
     verify_vote,
@@ -346,7 +347,7 @@ class CouncilChecker:
 
 
 def _record(encoded: bytes) -> Record:
-    return wire.decode(encoded, Record)
+    return read_record(encoded)
 
 
 def _charter(envelope: Envelope) -> Charter:

@@ -132,6 +132,19 @@ def check_progress(ledger: Ledger, syncers: Sequence[SimSyncer]) -> None:
                 raise Violation(f"{host.name} holds back {state.taken_back}, the log {said}")
 
 
+def check_tallies(ledger: Ledger) -> None:
+    """What merges say of the log, for those told in brief, is what its records add up to."""
+    tokens: Counter[int] = Counter()
+    for record in ledger.records:
+        merged = record.body
+        if not isinstance(merged, FragmentMerged):
+            continue
+        tokens[merged.fragment] += sum(counted_tokens(merged.contributions))
+        said = merged.tally
+        if said is None or said.fragment_tokens != tokens[merged.fragment]:
+            raise Violation(f"merge {record.index} says {said}, the log {tokens}")
+
+
 def check_receipts(ledger: Ledger, learners: list[SimLearner]) -> None:
     """Every receipt that was kept says what the log says, and proves it to a stranger.
 

@@ -12,7 +12,7 @@ from host.bulk.giving import SYNCER_AHEAD_S, Giving
 from protocol import wire
 from protocol.errors import CorruptState, MalformedPayload
 from protocol.fragments import build_layout
-from protocol.log.records import NewVersions, Record, StateDigests, WeightsRestored
+from protocol.log.records import NewVersions, StateDigests, WeightsRestored, read_record
 from protocol.log.restoring import States
 from protocol.log.state import SwarmState
 from protocol.machine import Effect, Failed, Start
@@ -196,9 +196,10 @@ class SimSyncer(SimVoter):
             entry = disk.entry(index)
             if entry is not None:
                 recovered.recent.append(entry)
-        by_index = {wire.decode(one.record, Record).index: one for one in recovered.recent}
+        by_index = {read_record(one.record).index: one for one in recovered.recent}
         for origin in disk.floor_origins:
-            by_index.setdefault(wire.decode(origin.record, Record).index, origin)
+            index = read_record(origin.record, may_be_brief=True).index
+            by_index.setdefault(index, origin)
         if not recovered.recent and disk.floor_entry is not None:
             recovered.recent.append(disk.floor_entry)
         for fragment in recovered.state.fragments:

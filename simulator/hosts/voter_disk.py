@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol import wire
-from protocol.log.records import Record, record_hash
+from protocol.log.records import read_record, record_hash
 from protocol.log.state import SwarmSummary
 from protocol.machine import Failed
 from protocol.messages import Certificate, CertifiedRecord, Envelope
@@ -156,7 +156,7 @@ class VoterDisk:
         self.floor, self.floor_entry, self.floor_summary = floor, entry, summary
 
     def _install(self, job: InstallState) -> None:
-        record = wire.decode(job.entry.record, Record)
+        record = read_record(job.entry.record, may_be_brief=True)
         self.ballot = self.ballot.owing(self.last, job.summary.epoch)
         floor = Floor(record.index, record.term, record_hash(job.entry.record))
         self._begin(floor, job.entry, job.summary)

@@ -27,9 +27,13 @@ from node.download.payload_donors import (
 from protocol.limits import SYNCER_COPIES
 from simulator.virtual.network import AccessLink, NetworkModel
 from simulator.virtual.world import World
+from syncer_node.machine.telling.followers import WHOLE_LOGS
 
-RECORD_BYTES: Final = 142
-"""Of a contribution in a record, measured with full ones."""
+CONTRIBUTION_BYTES: Final = 142
+"""Of a contribution behind a record, measured with full ones."""
+
+BRIEF_BYTES: Final = 668
+"""Of the record of a merge in brief, with the votes of three voters."""
 
 NOBODY: Final = b"all learners"
 
@@ -68,9 +72,10 @@ class Crowd:
     def payload_bytes(self) -> int:
         return round(self.parameters / self.fragments * BITS / 8)
 
-    @property
-    def record_bytes(self) -> int:
-        return RECORD_BYTES * self.participants
+    def told_bytes(self, learners: int) -> int:
+        """Of one merge's record, to so many: whole to those in it and to whole logs."""
+        whole = min(learners, self.participants + WHOLE_LOGS)
+        return learners * BRIEF_BYTES + whole * CONTRIBUTION_BYTES * self.participants
 
 
 @dataclass(slots=True)
@@ -170,7 +175,7 @@ class _Run:
         for key in self.chance.sample(sorted(self.here), min(crowd.participants, len(self.here))):
             world.transfer_s(key, syncer, crowd.payload_bytes)
         # Control messages go first; together they take their time of the line.
-        told_s = world.transfer_s(self.syncers[0], NOBODY, crowd.record_bytes * len(self.here))
+        told_s = world.transfer_s(self.syncers[0], NOBODY, crowd.told_bytes(len(self.here)))
         for rank, key in enumerate(ranks):
             if key in self.here:
                 asked = donors_at(ranks, rank) if len(ranks) > SYNCER_COPIES else ()
@@ -234,7 +239,7 @@ class _Run:
         copies = [one.copies for one in counted]
         mean_copies = sum(copies) / len(copies)
         sent = mean_copies / crowd.syncers * crowd.payload_bytes
-        sent += crowd.record_bytes * len(self.here)
+        sent += crowd.told_bytes(len(self.here))
         return Found(
             learners=crowd.learners,
             syncers=crowd.syncers,

@@ -14,7 +14,7 @@ from protocol import project
 from protocol.numerics.merge import merge_fragment
 from protocol.snapshots.manifest import Manifest
 from simulator.checkers.claims import check_claims_are_covered, check_honest_claims
-from simulator.checkers.credit import check_accounts, check_progress
+from simulator.checkers.credit import check_accounts, check_progress, check_tallies
 from simulator.checkers.ledger import Ledger
 from simulator.checkers.mergers import MergerChecker
 from simulator.checkers.merging import RejoinChecker, SafetyChecker, check_all
@@ -67,6 +67,7 @@ class Swarm:
         check_honest_claims(self.world.facts)
         check_claims_are_covered(self.ledger, self.syncers[0].tiny.genesis.data)
         check_progress(self.ledger, self.syncers)
+        check_tallies(self.ledger)
         self.mergers.check()
 
     @property

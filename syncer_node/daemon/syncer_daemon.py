@@ -58,7 +58,7 @@ from protocol import limits, wire
 from protocol.errors import CorruptState, TransientError, UserError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
-from protocol.log.records import FragmentMerged, Record
+from protocol.log.records import FragmentMerged, read_record
 from protocol.machine import Job, JobResult, StopAsked
 from protocol.messages import RUN_COMPLETE, Envelope
 from protocol.numerics.outer import digest
@@ -416,7 +416,7 @@ class SyncerDaemon(VoterDaemon[SyncerOptions]):
         """What was merged before this daemon led, as far as it says what is usual."""
         files = self.store.voter
         for encoded in files.between(max(files.floor.index, files.last - RECALLED), files.last):
-            body = wire.decode(encoded, Record).body
+            body = read_record(encoded).body
             if isinstance(body, FragmentMerged):
                 self.books.recall(body)
 

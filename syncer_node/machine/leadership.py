@@ -35,12 +35,13 @@ from syncer_node.machine.leasing import Leasing
 from syncer_node.machine.merging.assignment import Assignment
 from syncer_node.machine.merging.mergers import Mergers
 from syncer_node.machine.pacing import Pace
-from syncer_node.machine.receipt_issuer import Receipts
-from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.restoring import Restoring
 from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
 from syncer_node.machine.snapshots import Snapshots
+from syncer_node.machine.telling.followers import Followers
+from syncer_node.machine.telling.receipt_issuer import Receipts
+from syncer_node.machine.telling.recent_entries import RecentEntries
 from syncer_node.machine.text_supply import TextSupply
 from syncer_node.machine.trust import admission, progress
 from syncer_node.machine.trust.coverage import Coverage
@@ -110,7 +111,8 @@ class Leadership:
         self.mergers = self._new_mergers(able, *seat)
         self.rounds = self._new_rounds()
         self.leasing = self._new_leasing()
-        self.receipts = Receipts(effects, state, self.members)
+        self.followers = Followers(effects, state, self.members, recent)
+        self.receipts = Receipts(effects, state, self.members, self.followers.bring_up)
         self.evaluating = Evaluating(
             state=state,
             members=self.members,
@@ -119,7 +121,9 @@ class Leadership:
             propose=propose,
         )
         self.restoring = Restoring(effects, state, propose)
-        self.snapshots = Snapshots(setup, effects, recent, self.members, self.rounds, snapshots)
+        self.snapshots = Snapshots(
+            setup, effects, recent, self.followers, self.members, self.rounds, snapshots
+        )
         self.probing = self._new_probing()
         self._begin()
 
@@ -393,9 +397,7 @@ class Leadership:
                 self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
         self._told_all_s = now_s
-        committed = messages.Committed((entry,))
-        for session in self.members.live():
-            self.effects.send(session.peer, committed)
+        self.followers.tell(entry, body)
 
     def _noted(
         self, body: records.InviteUsed | records.TokensTakenBack | records.TokensGivenBack
@@ -574,7 +576,7 @@ class Leadership:
         if refused is not None:
             self._refuse(peer, refused)
             return
-        entries = self.recent.continuation(hello)
+        entries = self.followers.missed(peer, hello, self._now_s - self.leasing.listening_since_s)
         if entries is None and not self._tell_origins(peer, hello.told_index):
             return  # It says hello again once it has these.
         self._make_room(peer, network)
@@ -586,6 +588,7 @@ class Leadership:
             self.leasing.give_back(former.key)
         session = self.members.open(peer, hello, self._now_s, network)
         assert session is not None, "checked by _refusal"
+        self.followers.admit(session, hello, is_anew=entries is None)
         session.is_suspended = self.state.is_suspended(peer)
         if session.is_suspended:
             self._return_leases(peer)  # A former leader may have ended before it did.
@@ -626,14 +629,15 @@ class Leadership:
         return len(pieces) <= most
 
     def _welcome(
-        self, peer: bytes, entries: list[messages.CertifiedRecord] | None, session: Session
+        self, peer: bytes, entries: tuple[messages.CertifiedRecord, ...] | None, session: Session
     ) -> None:
         """entries: behind those that it has; None if it begins with an index."""
         state = self.state
         index = self.recent.index(peer) if entries is None else None
         charter = state.charter or self.setup.charter_envelope
-        self.effects.send(peer, messages.Welcome(charter, state.epoch, state.term, index))
-        for piece in in_messages(entries or []):
+        place = (state.epoch, state.term, index)
+        self.effects.send(peer, messages.Welcome(charter, *place, session.is_brief))
+        for piece in in_messages(entries or ()):
             self.effects.send(peer, messages.Committed(piece))
         self.receipts.on_welcome(session, self.setup, self._now_s)
         self.effects.emit(trace.SessionOpened(peer, session.name, entries is not None))

@@ -13,7 +13,7 @@ from protocol import limits
 from protocol.effect_queue import EffectQueue
 from protocol.ids import SessionKey
 from protocol.log.records import Body, Contribution, FragmentMerged, counted_tokens
-from protocol.log.state import SwarmState
+from protocol.log.state import SwarmState, tally_of
 from protocol.machine import Failed
 from protocol.merge_rules import NORMS_KNOWN_MAX
 from protocol.messages import Decline, Outcome, Pull, PushHeader, Settled
@@ -341,6 +341,7 @@ class Rounds:
             return
         current.fire("merged")
         self.proposed_step = max(self.proposed_step, self.state.global_step) + 1
+        contributions = _contributions(job, result)
         merged = self.proposed[current.number] = FragmentMerged(
             round=current.number,
             global_step=self.proposed_step,
@@ -353,9 +354,10 @@ class Rounds:
             momentum=job.outer.momentum,
             nesterov=job.outer.nesterov,
             state=result.state,
-            contributions=_contributions(job, result),
+            contributions=contributions,
             merger=result.merger,
             copies=self.mergers.copies(result, now_s),
+            tally=tally_of(self.state, current.fragment, contributions),
         )
         self.propose(merged)
 

@@ -20,9 +20,10 @@ from protocol.snapshots.vector_clock import VectorClock
 from protocol.status import RestoreRow
 from protocol.trace import LearnerRestored, SnapshotBegan, SnapshotEnded
 from syncer_node.machine import jobs
-from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.rounds import Rounds
 from syncer_node.machine.setup import SyncerSetup
+from syncer_node.machine.telling.followers import Followers
+from syncer_node.machine.telling.recent_entries import RecentEntries
 
 TAKE_S_MAX = 600.0
 """Parts that are not written by then are not in the snapshot."""
@@ -40,6 +41,7 @@ class Snapshots:
     setup: SyncerSetup
     effects: EffectQueue
     recent: RecentEntries
+    followers: Followers
     members: Membership
     rounds: Rounds
     book: list[manifest.SnapshotOutline]
@@ -91,6 +93,7 @@ class Snapshots:
         self.effects.start(jobs.WriteSnapshot(snapshot))
         kept = tuple(sorted(self.kept()))
         for session in live:
+            self.followers.bring_up(session)
             self.effects.send(session.peer, manifest.Marker(snapshot, clock, kept))
         self.effects.emit(SnapshotBegan(manifest.stamp(snapshot), state.index, len(live)))
         return snapshot

@@ -28,9 +28,9 @@ from syncer_node.machine.leadership import Leadership
 from syncer_node.machine.look_throttle import look_s
 from syncer_node.machine.lost_history import LostHistory, lost_history
 from syncer_node.machine.merging.merger import Merger
-from syncer_node.machine.recent_entries import RecentEntries
 from syncer_node.machine.setup import Recovered, SyncerSetup
 from syncer_node.machine.standby import Standby
+from syncer_node.machine.telling.recent_entries import RecentEntries
 from syncer_node.machine.voter import VoterBase
 from syncer_node.raft.log import Entry
 from syncer_node.raft.raft import RESTART_EXIT, Raft

@@ -44,9 +44,7 @@ class Entry:
     @classmethod
     def read(cls, encoded: bytes) -> Entry:
         """The entry of these bytes. Raises MalformedMessage."""
-        return cls(
-            wire.decode(encoded, log_records.Record), encoded, log_records.record_hash(encoded)
-        )
+        return cls(log_records.read_record(encoded), encoded, log_records.record_hash(encoded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ class RaftLog:
     def propose(self, body: log_records.Body, *, epoch: int, term: int, at_s: float) -> Entry:
         """Put a new record behind the last."""
         record = log_records.Record(self.project, epoch, term, self.last + 1, self.head, at_s, body)
-        encoded = wire.encode(record)
+        encoded = log_records.encode_record(record)
         entry = Entry(record, encoded, log_records.record_hash(encoded))
         self.add(entry)
         return entry

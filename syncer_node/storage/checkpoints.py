@@ -15,18 +15,18 @@ from host.files.keystore import Identity
 from host.files.signed_project import OpenedProject
 from host.runtime import fork_server
 from host.runtime.python_path import python_path
-from protocol import first_weights, wire
+from protocol import first_weights
 from protocol.errors import CorruptState, TransientError
-from protocol.log.records import NewVersions, Record, StateDigests, WeightsRestored
+from protocol.log.records import NewVersions, StateDigests, WeightsRestored, read_record
 from protocol.log.restoring import States
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CertifiedRecord
 from protocol.numerics.buffers import F32
 from protocol.numerics.codecs import flush
 from protocol.numerics.versions import state_manifests
-from syncer_node.machine.recent_entries import RECENT_RECORDS
 from syncer_node.machine.setup import Recovered
 from syncer_node.machine.standby import NONE
+from syncer_node.machine.telling.recent_entries import RECENT_RECORDS
 from syncer_node.raft.ballot import Ballot
 from syncer_node.storage import recovery
 from syncer_node.storage.averages import Averages
@@ -296,7 +296,7 @@ class CheckpointStore:
             recovered.recent.insert(0, entry)
         if not recovered.recent and floor.entry is not None:
             recovered.recent.append(floor.entry)
-        known = {wire.decode(one.record, Record).index: one for one in floor.origins}
+        known = {read_record(one.record, may_be_brief=True).index: one for one in floor.origins}
         for fragment in state.fragments:
             index = fragment.record_index
             origin = self._entry(index, view) if index > floor.index else known.get(index)

@@ -19,7 +19,7 @@ from protocol.errors import MalformedMessage
 from protocol.ids import JobId, SessionKey
 from protocol.log.account_book import AccountBook
 from protocol.log.accounts import Account
-from protocol.log.records import Admission, FragmentMerged, Record, record_hash
+from protocol.log.records import Admission, FragmentMerged, read_record, record_hash
 from protocol.log.state import SwarmState
 from protocol.machine import Job
 from protocol.messages import (
@@ -629,7 +629,7 @@ def _built(state: VoterState, setup: SyncerSetup) -> SyncerMachine:
     _put_all(parts_of(machine), state)
     machine.raft.log.entries.extend(
         Entry(
-            wire.decode(one.encoded, Record),
+            read_record(one.encoded),
             one.encoded,
             record_hash(one.encoded),
             one.certificate,

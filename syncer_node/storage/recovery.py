@@ -75,7 +75,7 @@ def enter_epoch(disk: VoterDisk, charter: Charter) -> None:
     previous, index = floor.head, floor.index
     is_ours = (index, previous) == (origin.index, origin.head)
     for encoded in disk.records(floor.index):
-        record = wire.decode(encoded, records.Record)
+        record = records.read_record(encoded)
         if record.epoch == charter.epoch:
             return  # This log is in the epoch already.
         if record.index > origin.index:
@@ -108,7 +108,7 @@ def scan(disk: VoterDisk, newest: Charter, signer: Signer) -> LogView:
     for encoded in disk.records(floor.index):
         if place.index <= lowest:
             start = (place, charter, dict(admissions), is_adopted)
-        record = wire.decode(encoded, records.Record)
+        record = records.read_record(encoded)
         place = Floor(record.index, record.term, records.record_hash(encoded))
         match record.body:
             case records.CharterAdopted(envelope):
@@ -139,7 +139,7 @@ def _prove_alone(
     ruling: in force behind record `certified`; None before a log's first one, which holds from the
     log's start.
     """
-    stored = [wire.decode(encoded, records.Record) for encoded in disk.records(certified)]
+    stored = [records.read_record(encoded) for encoded in disk.records(certified)]
     adopted = [
         wire.decode(record.body.charter.payload, Charter)
         for record in stored
@@ -192,7 +192,7 @@ def lone_ballot(disk: VoterDisk, newest: Charter, signer: Signer) -> Ballot | No
         charters += [wire.decode(one.charter.payload, Charter) for one in summary.charters]
         admission = next((one for one in summary.admissions if one.key == signer.key), None)
     for encoded in disk.records(floor.index):
-        record = wire.decode(encoded, records.Record)
+        record = records.read_record(encoded)
         place = Floor(record.index, record.term, records.record_hash(encoded))
         match record.body:
             case records.CharterAdopted(envelope):
@@ -215,7 +215,7 @@ def recertify(
     """
     if not is_sole_voter(signer, voters):
         return None if certificate is None else CertifiedRecord(encoded, certificate)
-    record = wire.decode(encoded, records.Record)
+    record = records.read_record(encoded)
     digest = records.record_hash(encoded)
     return CertifiedRecord(
         encoded, records.certify(record, digest, [records.sign_record(record, digest, signer)])
@@ -243,7 +243,7 @@ def refold_all(
     Raises CorruptState if the chain is broken; log: what is read, in words.
     """
     for encoded in stored:
-        record = wire.decode(encoded, records.Record)
+        record = records.read_record(encoded)
         if record.index != state.index + 1 or record.previous != state.head:
             raise CorruptState(f"{log} breaks at record {state.index + 1}")
         state.apply(record, records.record_hash(encoded))

@@ -16,7 +16,14 @@ from host.runtime.atomic_files import require_space, sync, writing
 from host.runtime.checked_files import read_checked, write_checked
 from protocol import decoders, wire
 from protocol.errors import CorruptState, RemoteError, TransientError
-from protocol.log.records import NO_RECORD, CharterAdopted, Record, VotersAdmitted, record_hash
+from protocol.log.records import (
+    NO_RECORD,
+    CharterAdopted,
+    Record,
+    VotersAdmitted,
+    read_record,
+    record_hash,
+)
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.machine import Job, JobResult
 from protocol.messages import AdoptedCharter, Certificate, CertifiedRecord, Envelope
@@ -223,7 +230,7 @@ class VoterFiles:
 
         Records that this disk may have signed beyond are owed: no vote before they are back.
         """
-        record = wire.decode(entry.record, Record)
+        record = read_record(entry.record, may_be_brief=True)
         self._debt = (self.last, summary.epoch)
         self.save_ballot(self._ballot())
         name = f"log-{record.index}"
@@ -253,7 +260,7 @@ class VoterFiles:
         if certificate is None or keep < 1:
             return False
         encoded = self.record(floor)
-        record, head = wire.decode(encoded, Record), record_hash(encoded)
+        record, head = read_record(encoded), record_hash(encoded)
         entry = CertifiedRecord(encoded, certificate)
         summary = self._governing(floor, record, head)
         name = f"log-{floor}"
@@ -280,7 +287,7 @@ class VoterFiles:
         charters = list(former.charters) if former is not None else []
         admissions = {one.key: one for one in former.admissions} if former is not None else {}
         for encoded in self.between(self.floor.index, index):
-            record = wire.decode(encoded, Record)
+            record = read_record(encoded)
             match record.body:
                 case CharterAdopted(envelope):
                     charters.append(AdoptedCharter(record.index, envelope))

@@ -30,7 +30,7 @@ from host.network.streams import ControlStream
 from protocol import wire
 from protocol.errors import ShoalError
 from protocol.fragments import build_layout
-from protocol.log.records import BlocksLeased, Record
+from protocol.log.records import BlocksLeased, read_record
 from protocol.log.state import SwarmState
 from protocol.messages import Committed, Cursor, Hello, LeaseRequest, Pull, Push, Refused, Welcome
 from tests.net.liar import Liar
@@ -135,7 +135,7 @@ class HostileKey(Liar):
 
     def _note_leases(self, said: Committed) -> None:
         for entry in said.entries:
-            body = wire.decode(entry.record, Record).body
+            body = read_record(entry.record).body
             mine = (self.host.identity.key, self.incarnation)
             if isinstance(body, BlocksLeased) and (body.learner, body.incarnation) == mine:
                 for span in body.spans:

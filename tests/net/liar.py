@@ -12,7 +12,7 @@ from host.network.streams import ControlStream
 from protocol import wire
 from protocol.errors import TransientError
 from protocol.fragments import Layout
-from protocol.log.records import Record, record_hash
+from protocol.log.records import read_record, record_hash
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import (
     Committed,
@@ -82,7 +82,7 @@ class Liar:
                 stream.send(wire.encode(LeaseRequest(8)))
             case Committed(entries):
                 for entry in entries:
-                    record = wire.decode(entry.record, Record)
+                    record = read_record(entry.record)
                     self.state.apply(record, record_hash(entry.record))
             case Pull():
                 stream.send(wire.encode(self.push(said)))

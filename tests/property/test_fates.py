@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import wire
-from protocol.log.records import FragmentMerged, Record
+from protocol.log.records import FragmentMerged, read_record
 from protocol.machine import Failed
 from protocol.messages import Committed, Decline, Pull, Settled
 from protocol.trace import FragmentCommitted
@@ -45,7 +44,7 @@ class Learner:
                     self.learn(sequence, outcome)
                 case Committed(entries):
                     for entry in entries:
-                        body = wire.decode(entry.record, Record).body
+                        body = read_record(entry.record).body
                         if isinstance(body, FragmentMerged):
                             for part in body.contributions:
                                 if part.learner == self.signer.key:

@@ -18,7 +18,7 @@ from protocol.trace import BookmarkRead, FragmentAdvanced, WeightsReady
 from simulator.scenarios.scenarios import FAULT_KINDS
 from simulator.scenarios.swarm import build_swarm
 from simulator.stand_ins.tiny import sim_verify
-from syncer_node.machine import recent_entries
+from syncer_node.machine.telling import recent_entries
 from tests.support.choices import first
 from tests.support.swarm_faults import afflict
 

@@ -6,7 +6,7 @@ import pytest
 
 from protocol import wire
 from protocol.log.receipts import Credit
-from protocol.log.records import AccountsNoted, Record, record_hash
+from protocol.log.records import AccountsNoted, read_record, record_hash
 from protocol.log.state import SwarmState
 from protocol.project import LimitSpec, RoundSpec
 from protocol.trace import PushSettled
@@ -58,7 +58,7 @@ def test_every_syncer_has_the_same_ledger():
     for host in swarm.syncers:
         state = SwarmState(host.tiny.genesis.data.block_sequences)
         for encoded in host.disk.log[:low]:
-            state.apply(wire.decode(encoded, Record), record_hash(encoded))
+            state.apply(read_record(encoded), record_hash(encoded))
         found.append(state.accounts)
     assert found[0] == found[1] == found[2]
     assert {one.name for one in found[0].values()} == {host.name for host in swarm.learners}

@@ -46,8 +46,8 @@ GIVEN = {
     },
     "leadership": {
         *("setup", "effects", "state", "recent", "faults", "members", "networks", "_propose"),
-        *("invites", "contributor_notes", "rounds", "leasing", "receipts", "evaluating"),
-        *("snapshots", "probing", "restoring", "mergers"),
+        *("invites", "contributor_notes", "rounds", "leasing", "followers", "receipts"),
+        *("evaluating", "snapshots", "probing", "restoring", "mergers"),
     },
     "merger": {"effects", "held"},
     "mergers": {
@@ -68,12 +68,12 @@ GIVEN = {
     },
     "coverage": {"shape", "step_tokens", "step_tokens_max"},
     "supply": {"local_steps", "step_sequences", "block_sequences", "_speeds"},
-    "receipts": {"_effects", "_state", "_members"},
+    "receipts": {"_effects", "_state", "_members", "_bring_up"},
     "evaluating": {"state", "members", "every", "checkpoint_every", "propose"},
     "restoring": {"effects", "state", "propose"},
     "probing": {"effects", "state", "members", "rounds", "setup", "propose", "trails"},
     "trails": {"state", "block_sequences", "fragments"},
-    "snapshots": {"setup", "effects", "recent", "members", "rounds", "book"},
+    "snapshots": {"followers", "setup", "effects", "recent", "members", "rounds", "book"},
 }
 """What parts are built with, or what `VoterState` and `LeaderState` hold beside them."""
 
@@ -173,7 +173,7 @@ def troubled(swarm: Swarm, until_s: float) -> None:
 @pytest.mark.parametrize(("seed", "every", "syncers"), [(1, 3, 1), (2, 17, 3)])
 def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(seed, every, syncers):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syncer_node.machine.recent_entries.RECENT_RECORDS", 16)
+        patch.setattr("syncer_node.machine.telling.recent_entries.RECENT_RECORDS", 16)
         patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
         twins = Twins(patch, every)
         swarm = build_swarm(seed, syncers=syncers, outer=PROBING)

@@ -14,8 +14,8 @@ from simulator.hosts.learner import SimLearner
 from simulator.scenarios.soak import Soak, grown, held_by
 from simulator.scenarios.swarm import build_swarm
 from simulator.virtual.nodes import SpeedModel
-from syncer_node.machine import receipt_issuer, recent_entries
 from syncer_node.machine import rounds as rounds_module
+from syncer_node.machine.telling import receipt_issuer, recent_entries
 from syncer_node.raft import log
 from tests.support.builders import rounds
 from tests.support.containers import knowing

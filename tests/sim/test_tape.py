@@ -346,7 +346,7 @@ def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ledger]:
     folder = tmp_path_factory.mktemp("rotated")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("host.tape.tape_file.MIB_MIN", 1)
-        patch.setattr("syncer_node.machine.recent_entries.RECENT_RECORDS", 16)
+        patch.setattr("syncer_node.machine.telling.recent_entries.RECENT_RECORDS", 16)
         patch.setattr("syncer_node.raft.log.ENTRIES_KEPT", 16)
         return folder, record_swarm(folder, 11, until_s=660.0, mib_max=1).ledger
 

@@ -29,10 +29,11 @@ from protocol.log.records import (
     VotersAdmitted,
     WeightsInitialised,
     certify,
+    encode_record,
     record_hash,
     sign_record,
 )
-from protocol.log.state import SwarmState
+from protocol.log.state import SwarmState, tally_of
 from protocol.machine import (
     Disconnect,
     Do,
@@ -158,6 +159,7 @@ def hello(**changes: Any) -> Hello:
         evaluates=False,
         head_index=0,
         head=NO_RECORD,
+        follows="whole",
     )
     return msgspec.structs.replace(usual, **changes)
 
@@ -256,7 +258,7 @@ def record(body: Body | None = None, **changes: Any) -> Record:
 
 def certified(of: Record, *signers: SimSigner) -> CertifiedRecord:
     """The record with the votes of these signers, of the syncer by default."""
-    encoded = wire.encode(of)
+    encoded = encode_record(of)
     digest = record_hash(encoded)
     votes = [sign_record(of, digest, signer) for signer in signers or (SYNCER,)]
     return CertifiedRecord(encoded, certify(of, digest, votes))
@@ -273,8 +275,15 @@ class Log:
         for body in bodies:
             self.add(body)
 
+    def tallied(self, body: FragmentMerged) -> FragmentMerged:
+        """The merge as a leader proposes it next."""
+        tally = tally_of(self.state, body.fragment, body.contributions)
+        return msgspec.structs.replace(body, tally=tally)
+
     def add(self, body: Body, at_s: float = 1.7e9) -> CertifiedRecord:
         """The committed entry; the state has taken it in."""
+        if isinstance(body, FragmentMerged) and body.fragment < len(self.state.fragments):
+            body = self.tallied(body)
         record = Record(
             project=self.tiny.project,
             epoch=0,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocol import wire
-from protocol.log.records import Record
+from protocol.log.records import read_record
 from protocol.messages import CharterOffer, Committed, Evaluation, Pull, Settled
 from protocol.project import LimitSpec
 from syncer_node.daemon.status import sentence
@@ -92,7 +91,7 @@ class GuardBench(SyncerBench):
 
     def records(self, kind):
         entries = [entry for told in self.all(ONE.key, Committed) for entry in told.entries]
-        found = [wire.decode(entry.record, Record).body for entry in entries]
+        found = [read_record(entry.record).body for entry in entries]
         return [body for body in found if isinstance(body, kind)]
 
     @classmethod

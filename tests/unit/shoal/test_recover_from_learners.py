@@ -289,3 +289,50 @@ def test_a_longer_log_with_an_older_fragment_is_another_history():
     for step in range(9):
         longer.add(CheckpointMarked(step, None))
     assert are_two_histories(rescued(grown(3)), rescued(longer, BOB))
+
+
+def briefly(log, donor, **changes):
+    """As a learner proves that was told in brief: of others it knows nothing."""
+    state = SwarmState.restore(log.state.summary(), log.state.block_sequences, ONE.key)
+    state.follow_in_brief()
+    summary = msgspec.structs.replace(state.summary(), **changes)
+    return Rescued(donor, log.entries[-1], log.records[-1], summary, ())
+
+
+def test_at_the_same_record_who_was_told_of_everybody_is_taken():
+    log = grown()
+    found = choose([briefly(log, EVE), rescued(log, ADA), briefly(log, BOB)], None)
+    assert found.newest.donor == ADA
+    assert set(found.newest.summary.accounts) == {ONE.key, TWO.key}
+    assert "differs" not in "\n".join(found.lines)
+
+
+def test_what_a_newer_one_in_brief_does_not_know_another_one_says_as_of_its_record():
+    found = choose([briefly(grown(5), EVE), rescued(grown(3), ADA)], None)
+    assert found.newest.donor == EVE
+    said = "\n".join(found.lines)
+    assert "on the word of learner aaaaaaaa, up to record" in said
+    summary, older = found.newest.summary, grown(3).state
+    assert summary.global_step == 5
+    assert {key: one.merges for key, one in summary.accounts.items()} == {ONE.key: 3, TWO.key: 3}
+    assert [one.spans for one in summary.held] == [one.spans for one in older.summary().held]
+    assert not summary.is_brief
+    SwarmState.restore(summary, 4).leases.pick(4)
+
+
+def test_where_nobody_was_told_of_everybody_accounts_begin_anew():
+    found = choose([briefly(grown(5), EVE), briefly(grown(4), BOB)], None)
+    said = "\n".join(found.lines)
+    assert "counted anew" in said
+    assert "their own receipts say it" in said
+    assert "contributors with" not in said
+    assert found.newest.summary.accounts == {}
+    state = SwarmState.restore(found.newest.summary, 4)
+    assert state.tokens == grown(5).state.tokens
+    assert state.leases.next_position == 8
+
+
+def test_nothing_is_taken_of_another_history():
+    other = rescued(grown(5, flavour="other"), ADA)
+    found = choose([briefly(grown(5), EVE), other], "cccccccc")
+    assert "counted anew" in "\n".join(found.lines)

@@ -7,7 +7,7 @@ import pytest
 
 from protocol import limits, wire
 from protocol.invites import Invite, seal_invite
-from protocol.log.records import InviteUsed, Record
+from protocol.log.records import InviteUsed, read_record
 from protocol.log.state import SwarmState, SwarmSummary
 from protocol.messages import CharterOffer, Committed, Refused, Welcome
 from syncer_node.machine.jobs import InitialiseWeights
@@ -87,7 +87,7 @@ def test_an_invite_lets_its_bearer_in_and_the_log_says_so():
     assert swarm.last(ONE.key, Welcome) is not None
     assert used(swarm) == {ONE.key: b"a" * 16}
     bodies = [
-        wire.decode(entry.record, Record).body
+        read_record(entry.record).body
         for said in swarm.all(ONE.key, Committed)
         for entry in said.entries
     ]

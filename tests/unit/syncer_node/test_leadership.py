@@ -5,8 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocol import limits, wire
-from protocol.log.records import NO_RECORD, CharterAdopted, FragmentMerged, Record, SeatTaken
+from protocol import limits
+from protocol.log.records import (
+    NO_RECORD,
+    CharterAdopted,
+    FragmentMerged,
+    SeatTaken,
+    read_record,
+)
 from protocol.machine import Connect, Failed, PeerDown, PeerUp, Started, StopAsked
 from protocol.messages import (
     CharterOffer,
@@ -74,7 +80,7 @@ LEADER = OTHERS[0]
 def bodies(bench, peer, kind):
     """Bodies of this kind that were broadcast to the peer."""
     entries = [entry for said in bench.all(peer, Committed) for entry in said.entries]
-    found = [wire.decode(entry.record, Record).body for entry in entries]
+    found = [read_record(entry.record).body for entry in entries]
     return [body for body in found if isinstance(body, kind)]
 
 

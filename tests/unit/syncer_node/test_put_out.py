@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocol import wire
-from protocol.log.records import BlocksLeased, BlocksReturned, FragmentMerged, Record
+from protocol.log.records import BlocksLeased, BlocksReturned, FragmentMerged, read_record
 from protocol.machine import PeerDown
 from protocol.messages import CharterOffer, Committed, LeaseRequest, Pull, Refused, Settled, Welcome
 from protocol.trace import RoundAbandoned
@@ -35,7 +34,7 @@ SOLO = project(rounds(quorum=1))
 def bodies(bench, kind, peer=TWO.key):
     """Bodies of this kind that the other learner was told."""
     entries = [entry for said in bench.all(peer, Committed) for entry in said.entries]
-    found = [wire.decode(entry.record, Record).body for entry in entries]
+    found = [read_record(entry.record).body for entry in entries]
     return [body for body in found if isinstance(body, kind)]
 
 

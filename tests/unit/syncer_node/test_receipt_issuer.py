@@ -27,7 +27,7 @@ from protocol.log.receipts import (
     sign_credit,
     thinned,
 )
-from protocol.log.records import FragmentMerged, Record, RunEnded, RunEnding, SeatTaken
+from protocol.log.records import FragmentMerged, RunEnded, RunEnding, SeatTaken, read_record
 from protocol.machine import Send
 from protocol.messages import Committed, Receipt
 from protocol.peers.membership import Membership
@@ -35,7 +35,7 @@ from protocol.project import Voter, encode, project_id
 from protocol.signing import seal, verify_ed25519
 from protocol.trace import PeerMisbehaved, ReceiptTaken
 from simulator.stand_ins.tiny import tiny_project
-from syncer_node.machine.receipt_issuer import EVERY_S, Receipts
+from syncer_node.machine.telling.receipt_issuer import EVERY_S, Receipts
 from tests.support.builders import (
     ONE,
     STRANGER,
@@ -76,7 +76,7 @@ def test_the_first_merge_is_receipted_before_its_record_is_told():
     said = bench.sent[ONE.key]
     after = said[said.index(receipt) + 1]
     assert isinstance(after, Committed)
-    record = wire.decode(after.entries[0].record, Record)
+    record = read_record(after.entries[0].record)
     assert record.index == credit.index
     assert isinstance(record.body, FragmentMerged)
 
@@ -88,7 +88,7 @@ class Leader:
         self.log = Log(SeatTaken(SYNCER.key), weights())
         self.effects, self.members = EffectQueue(), Membership()
         self.setup = SyncerBench().machine.setup
-        self.part = Receipts(self.effects, self.log.state, self.members)
+        self.part = Receipts(self.effects, self.log.state, self.members, lambda session: None)
         self.now_s = 100.0
         for learner in learners:
             self.join(learner)

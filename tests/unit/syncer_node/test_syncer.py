@@ -9,7 +9,13 @@ import pytest
 
 from protocol import limits, wire
 from protocol.errors import LimitExceeded
-from protocol.log.records import BlocksLeased, CheckpointMarked, FragmentMerged, Record, SeatTaken
+from protocol.log.records import (
+    BlocksLeased,
+    CheckpointMarked,
+    FragmentMerged,
+    SeatTaken,
+    read_record,
+)
 from protocol.log.state import SwarmState
 from protocol.machine import Failed, JobDone, PeerDown, StopAsked
 from protocol.messages import (
@@ -64,7 +70,7 @@ DUO = project(rounds(quorum=2))
 def committed(bench, peer, kind):
     """Bodies of this kind that were broadcast to the peer."""
     entries = [entry for said in bench.all(peer, Committed) for entry in said.entries]
-    found = [wire.decode(entry.record, Record).body for entry in entries]
+    found = [read_record(entry.record).body for entry in entries]
     return [body for body in found if isinstance(body, kind)]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import limits, wire
-from protocol.log.records import FragmentMerged, Record
+from protocol import limits
+from protocol.log.records import FragmentMerged, read_record
 from protocol.machine import Failed, PeerDown
 from protocol.messages import Committed, Decline, Pull, Settled
 from syncer_node.machine.jobs import FetchPush, Forget, PushFetched
@@ -17,7 +17,7 @@ QUICK = project(rounds(quorum=1, pull_timeout_s=1000.0))
 
 def merges(bench, fragment=0):
     entries = [entry for said in bench.all(TWO.key, Committed) for entry in said.entries]
-    bodies = [wire.decode(entry.record, Record).body for entry in entries]
+    bodies = [read_record(entry.record).body for entry in entries]
     found = [body for body in bodies if isinstance(body, FragmentMerged)]
     return [body for body in found if body.fragment == fragment]
 

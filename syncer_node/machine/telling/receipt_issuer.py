@@ -7,7 +7,7 @@ That is in the log all the same, and in the next receipt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from protocol.effect_queue import EffectQueue
 from protocol.log.receipts import Credit, sign_credit
@@ -32,8 +32,16 @@ class Receipts:
     the log has come so far.
     """
 
-    def __init__(self, effects: EffectQueue, state: SwarmState, members: Membership) -> None:
+    def __init__(
+        self,
+        effects: EffectQueue,
+        state: SwarmState,
+        members: Membership,
+        bring_up: Callable[[Session], None],
+    ) -> None:
+        """bring_up: tell a learner the record at which the state stands, if it was not."""
         self._effects = effects
+        self._bring_up = bring_up
         self._state = state
         self._members = members
         self._told: dict[bytes, tuple[int, float, int]] = {}
@@ -54,6 +62,7 @@ class Receipts:
     def on_leaving(self, session: Session, setup: SyncerSetup, now_s: float) -> None:
         """A contributor says that it leaves soon: it should have a receipt for all so far."""
         self._hand_out_to((session,), setup, now_s)
+        self._bring_up(session)
 
     def on_ended(self, setup: SyncerSetup, now_s: float) -> None:
         """The run is over: everybody who is here gets the last word."""
