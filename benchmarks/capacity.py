@@ -70,7 +70,6 @@ class Case:
     overlap: int
     downloads: bool
     is_light: bool
-    is_thin: bool
     step_s: float
     syncs: int
     warm: int
@@ -313,7 +312,6 @@ class Learners:
             words += ["--download"] if case.downloads else []
             words += ["--observe"] if first == 0 else []
             words += ["--light"] if case.is_light else []
-            words += ["--thin"] if case.is_thin else []
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.synthetic", *words],
                 env=syncer.processes.environment,
@@ -553,9 +551,6 @@ def main() -> int:
     parser.add_argument("--no-download", dest="downloads", action="store_false")
     parser.add_argument(
         "--light", dest="is_light", action="store_true", help="learners know the syncer alone"
-    )
-    parser.add_argument(
-        "--thin", dest="is_thin", action="store_true", help="learners count no pushes of others"
     )
     parser.add_argument(
         "--cache", type=Path, default=Path(tempfile.gettempdir()) / "shoal-capacity"

@@ -147,7 +147,6 @@ def main() -> int:
             overlap=4,
             downloads=True,
             is_light=False,
-            is_thin=False,
             step_s=0.25,
             syncs=0,
             warm=0,

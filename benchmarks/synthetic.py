@@ -15,10 +15,6 @@ With `--light` their network engines hold no part of the swarm's table and so ar
 syncer alone. That is not how learners are: it is for more of them than fit on one machine when each
 is connected with each.
 
-With `--thin` their logs count nobody's pushes, and a record is proven once for all learners of a
-process. In life each learner does that on a machine of its own; here 64 logs a process, which no
-cache holds, take a third of what learners do, of the same two cores as the syncer.
-
 Tells its parent in lines of JSON on standard output: `up` for each learner that could train, and
 with `--observe` `merge` for each merge that its first learner hears of, with the time (monotonic,
 which all processes of a machine share). A first line on standard input begins the local steps of
@@ -37,7 +33,7 @@ import os
 import random
 import sys
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +41,6 @@ from typing import Any
 
 import uvloop
 from blake3 import blake3
-from msgspec import structs
 
 from host.addresses import parse_peer
 from host.bulk.giving import Giving
@@ -69,19 +64,14 @@ from protocol import limits, wire
 from protocol.errors import RemoteError, TransientError
 from protocol.fragments import Layout, build_layout
 from protocol.ids import short
-from protocol.log import records
-from protocol.log.records import FragmentMerged, Record, Span
-from protocol.log.state import SwarmState
+from protocol.log.records import FragmentMerged, Span
 from protocol.machine import Failed, Job, JobResult, Note, StopAsked
-from protocol.messages import CertifiedRecord, Cursor
-from protocol.project import Charter, Genesis
-from protocol.signing import Verify, verify_ed25519
+from protocol.messages import Cursor
+from protocol.project import Genesis
+from protocol.signing import verify_ed25519
 
 STARTS_AT_ONCE = 2
 CLOSES_AT_ONCE = 4
-
-PROVEN_KEPT = 256
-"""Records; a learner that is behind those proves its own."""
 
 Tell = Callable[..., None]
 
@@ -99,30 +89,6 @@ def make_light() -> None:
 
     vars(hivemind_parts).update(P2P=Light)
     vars(dht_protocol).update(DHTNode=LightNode)
-
-
-def make_thin() -> None:
-    """All logs of this process from now on: a record is proven once, and none counts whose pushes
-    went into a merge."""
-    proving, counting = records.open_record, SwarmState._merge
-    proven: OrderedDict[bytes, tuple[CertifiedRecord, Record]] = OrderedDict()
-
-    def open_once(
-        entry: CertifiedRecord, project: bytes, charter: Charter, verify: Verify
-    ) -> Record:
-        known = proven.get(entry.certificate.record)
-        if known is None or known[0] != entry:
-            known = (entry, proving(entry, project, charter, verify))
-            proven[entry.certificate.record] = known
-            if len(proven) > PROVEN_KEPT:
-                proven.popitem(last=False)
-        return known[1]
-
-    def merge(state: SwarmState, merged: FragmentMerged, record: Record) -> None:
-        counting(state, structs.replace(merged, contributions=()), record)
-
-    vars(records).update(open_record=open_once)
-    SwarmState._merge = merge  # type: ignore[method-assign,assignment]  # counts nobody
 
 
 def tell(kind: str, **words: object) -> None:
@@ -497,12 +463,9 @@ def main() -> int:
     parser.add_argument("--download", action="store_true", help="fetch merged payloads")
     parser.add_argument("--observe", action="store_true", help="tell of each merge")
     parser.add_argument("--light", action="store_true", help="engines without a table")
-    parser.add_argument("--thin", action="store_true", help="logs that count nobody")
     chosen = parser.parse_args()
     if chosen.light:
         make_light()
-    if chosen.thin:
-        make_thin()
     uvloop.run(live(chosen))
     return 0
 

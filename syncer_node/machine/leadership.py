@@ -396,8 +396,8 @@ class Leadership:
             case records.RunEnded():
                 self.receipts.on_ended(self.setup, now_s)
                 self._fire("drained", f"global step {body.global_step}, best {body.best}")
-        self._told_all_s = now_s
-        self.followers.tell(entry, body)
+        if self.followers.tell(entry, body):
+            self._told_all_s = now_s
 
     def _noted(
         self, body: records.InviteUsed | records.TokensTakenBack | records.TokensGivenBack

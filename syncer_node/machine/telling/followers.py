@@ -51,20 +51,22 @@ class Followers:
         self._whole: set[bytes] | None = None
         """Who was told everything when that was asked last; None before it was."""
 
-    def tell(self, entry: CertifiedRecord, body: Body) -> None:
+    def tell(self, entry: CertifiedRecord, body: Body) -> bool:
         """A record is committed and applied to the state: everybody whom it concerns hears of it.
 
-        Those that hear the same hear it one after the other, so that it is encoded once.
+        Whether that is everybody who is here. Those that hear the same hear it one after the other,
+        so that it is encoded once.
         """
         contributors: Collection[bytes] = ()
         only = concerned(body, self._state.leases, self._state.block_sequences)
         if isinstance(body, FragmentMerged):
             contributors = frozenset(part.learner for part in body.contributions)
         whole, brief = Committed((entry,)), Committed((told_in_brief(entry),))
-        in_brief = []
+        in_brief, is_for_all = [], True
         for session in self._members.live():
             if session.is_brief:
                 if only is not None and session.peer not in only:
+                    is_for_all = False
                     continue
                 if contributors and session.peer not in contributors:
                     in_brief.append(session)
@@ -72,6 +74,7 @@ class Followers:
             self._send(session, whole)
         for session in in_brief:
             self._send(session, brief)
+        return is_for_all
 
     def bring_up(self, session: Session) -> None:
         """Where its log stands must be where ours does: for what is about this very record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.limits import ALIVE_EVERY_S
 from protocol.log.accounts import ChosenName, Refusal
 from protocol.log.records import (
     AccountsNoted,
@@ -22,7 +23,7 @@ from protocol.log.records import (
     told_in_brief,
 )
 from protocol.machine import PeerDown
-from protocol.messages import Committed, Gain, IndexPart, LeaseRequest, Receipt, Welcome
+from protocol.messages import Alive, Committed, Gain, IndexPart, LeaseRequest, Receipt, Welcome
 from protocol.snapshots.manifest import Marker
 from simulator.stand_ins.tiny import SimSigner
 from syncer_node.machine.jobs import WriteSnapshot
@@ -164,6 +165,20 @@ def test_that_somebody_is_gone_is_told_to_all():
         bench.wait(1.0)
     assert kinds(bench, ONE)[-1] is BlocksReturned
     assert kinds(bench, THREE)[-1] is BlocksReturned
+
+
+@pytest.mark.usefixtures("one_whole")
+def test_who_is_told_nothing_of_what_concerns_others_hears_that_the_leader_lives():
+    bench = trio()
+    bench.lease(TWO)
+    bench.wait(ALIVE_EVERY_S)
+    heard_alive = len(bench.all(THREE.key, Alive))
+    for _ in range(8):
+        bench.wait(ALIVE_EVERY_S / 2)
+        bench.say(TWO.key, LeaseRequest(1))
+    assert kinds(bench, THREE) == [BlocksLeased]
+    assert kinds(bench, TWO).count(BlocksLeased) > 4
+    assert len(bench.all(THREE.key, Alive)) >= heard_alive + 3
 
 
 # Where their logs must stand
