@@ -169,9 +169,9 @@ class SwarmState:
     """Learner -> tokens of it that are no progress of the run, summed over fragments; at most
     `TAKEN_BACK_MAX` learners."""
     is_brief: bool = False
-    """Whether the learner whose log this is is told of others only who is here: of merges not who
-    contributed, and no record that concerns another one alone. It has its own account and its own
-    text, and may pass over records."""
+    """Whether this log is told to its learner in brief: of merges without it not who contributed,
+    of others only who is here. It has that learner's account and text, and may pass over
+    records."""
     taken_back_told: int = 0
     """In brief, tokens of all learners that are no progress of the run, summed over fragments."""
     judgements: int = field(default=0, compare=False)

@@ -174,13 +174,22 @@ class Asking:
         pass
 
 
-@pytest.mark.parametrize("is_behind", [False, True], ids=["at the head", "a payload is missing"])
-def test_an_owner_can_go_on_from_its_weights(log, monkeypatch, is_behind):
-    monkeypatch.setattr(recover_from_learners, "verify_ed25519", sim_verify)
+def proven_by(bench):
+    """What an owner without a syncer's disk gets from this learner; None for nothing."""
     tiny = project()
-    opened = OpenedProject(
-        tiny.genesis, encode(tiny.genesis), tiny.charter, charter_envelope(tiny, tiny.charter)
-    )
+    envelope = charter_envelope(tiny, tiny.charter)
+    opened = OpenedProject(tiny.genesis, encode(tiny.genesis), tiny.charter, envelope)
+    return asyncio.run(recover_from_learners.ask(Asking(bench), opened, ONE.key))
+
+
+@pytest.fixture
+def with_cheap_signatures(monkeypatch):
+    monkeypatch.setattr(recover_from_learners, "verify_ed25519", sim_verify)
+
+
+@pytest.mark.usefixtures("with_cheap_signatures")
+@pytest.mark.parametrize("is_behind", [False, True], ids=["at the head", "a payload is missing"])
+def test_an_owner_can_go_on_from_its_weights(log, is_behind):
     bench = Brief(log)
     bench.feed(PeerUp(STRANGER.key))
     bench.commit(bench.merge(1))
@@ -191,7 +200,7 @@ def test_an_owner_can_go_on_from_its_weights(log, monkeypatch, is_behind):
             local.held = 0
         bench.commit(bench.merge(3))
     bench.now_s += 10.0
-    found = asyncio.run(recover_from_learners.ask(Asking(bench), opened, ONE.key))
+    found = proven_by(bench)
     assert found is not None
     assert found.summary.is_brief
     assert found.summary.tokens_by_fragment[0] == (3 if is_behind else 2) * 256
@@ -199,17 +208,13 @@ def test_an_owner_can_go_on_from_its_weights(log, monkeypatch, is_behind):
     assert set(found.summary.accounts) <= {ONE.key}
 
 
-def test_a_summary_that_says_other_tokens_than_the_newest_merge_is_refused(log, monkeypatch):
-    monkeypatch.setattr(recover_from_learners, "verify_ed25519", sim_verify)
-    tiny = project()
-    opened = OpenedProject(
-        tiny.genesis, encode(tiny.genesis), tiny.charter, charter_envelope(tiny, tiny.charter)
-    )
+@pytest.mark.usefixtures("with_cheap_signatures")
+def test_a_summary_that_says_other_tokens_than_the_newest_merge_is_refused(log):
     bench = Brief(log)
     bench.feed(PeerUp(STRANGER.key))
     bench.commit(bench.merge(1))
     bench.now_s += 10.0
     bench.state.tokens_by_fragment[0] += 1
-    assert asyncio.run(recover_from_learners.ask(Asking(bench), opened, ONE.key)) is None
+    assert proven_by(bench) is None
     held = bench.last(STRANGER.key, StateHeld)
     assert wire.decode(held.summary, SwarmSummary).tokens_by_fragment[0] == 257
