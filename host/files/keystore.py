@@ -19,8 +19,7 @@ from pathlib import Path
 
 import base58
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -175,15 +174,6 @@ def lock(path: Path, *, remedy: str) -> FileIO:
 def _holder(handle: int) -> str:
     text = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
     return f"pid {text}" if text.isdigit() else "pid unknown"
-
-
-def verify(key: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` was made by the host `key`; malformed input is a no."""
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def peer_id_bytes(key: bytes) -> bytes:

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from blake3 import blake3
 
-from host.files import keystore
 from host.files.keystore import Identity
 from host.network.dht_storage import OWN
 from host.network.hivemind_parts import (
@@ -29,6 +28,7 @@ from host.network.hivemind_parts import (
     RecordValidatorBase,
 )
 from protocol.ids import NodeKey
+from protocol.signing import verify_ed25519
 
 VALUE_BYTES_MAX = 4 << 10
 """With signature. The table's answers carry all values of a topic in one 4 MiB message."""
@@ -91,7 +91,7 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # the engine sh
             self._verified.move_to_end(seen)
             return True
         self.verifications += 1
-        if not keystore.verify(owner, statement, signature):
+        if not verify_ed25519(owner, statement, signature):
             return False
         self._verified[seen] = None
         if len(self._verified) > VERIFIED_MAX:

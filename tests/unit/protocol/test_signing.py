@@ -77,6 +77,22 @@ def test_a_key_that_is_none_verifies_nothing(signer, key):
     assert not verify_ed25519(key, b"message", signer.sign(b"message"))
 
 
+def test_a_key_under_which_anybody_can_sign_verifies_nothing():
+    neutral = bytes([1]) + bytes(31)  # The neutral point of the curve, as a key and as a nonce.
+    assert not verify_ed25519(neutral, b"message", neutral + bytes(32))
+
+
+def test_what_other_software_signed_verifies():
+    """The second test vector of RFC 8032, section 7.1."""
+    key = bytes.fromhex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c")
+    signature = bytes.fromhex(
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+    )
+    assert verify_ed25519(key, b"\x72", signature)
+    assert not verify_ed25519(key, b"\x73", signature)
+
+
 def test_the_signed_digest_depends_on_domain_project_and_payload():
     digests = {
         signed_digest(domain, project, payload)
