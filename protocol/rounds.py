@@ -10,7 +10,7 @@ quorum itself falls to the number of those alive after the charter's patience.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -49,6 +49,10 @@ class PullState(Enum):
     FAILED = "failed"
 
 
+AWAITED = (PullState.ASKED, PullState.SENDING)
+"""States of a pull that may still bring something, if it is in time."""
+
+
 @dataclass(slots=True)
 class PullTicket:
     """One learner's part in a round."""
@@ -66,8 +70,7 @@ class PullTicket:
     """Whether the push would count: one that would not makes no quorum."""
 
     def is_pending(self, now_s: float, timeout_s: float) -> bool:
-        is_waiting = self.state is PullState.ASKED or self.state is PullState.SENDING
-        return is_waiting and now_s < self.asked_s + timeout_s
+        return self.state in AWAITED and now_s < self.asked_s + timeout_s
 
 
 @dataclass(slots=True)
@@ -178,10 +181,12 @@ class Round:
             self.fresh -= ticket.round == self.number and ticket.is_trusted
         ticket.state = PullState.FAILED
 
-    def pending(self, now_s: float) -> Iterator[bytes]:
+    def pending(self, now_s: float) -> list[bytes]:
         """Learners that may still deliver in time."""
-        timeout_s = self.spec.pull_timeout_s
-        return (peer for peer, one in self._waiting if one.is_pending(now_s, timeout_s))
+        if not self.is_waiting(now_s):
+            return []
+        # The first one may, and nobody was asked before it.
+        return [peer for peer, one in self._waiting if one.state in AWAITED]
 
     def is_waiting(self, now_s: float) -> bool:
         """Whether anybody may still deliver in time."""

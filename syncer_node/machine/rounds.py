@@ -22,7 +22,7 @@ from protocol.numerics.payload_sizes import payload_bytes
 from protocol.peers.membership import Membership, Session
 from protocol.project import OuterSpec, RoundSpec
 from protocol.quorum import GraceWindow
-from protocol.rounds import PullState, PullTicket, Round, RoundState, unsettled
+from protocol.rounds import AWAITED, PullState, PullTicket, Round, RoundState, unsettled
 from protocol.trace import PushSettled, QuorumReached, RoundAbandoned, RoundOpened
 from syncer_node.machine import jobs
 from syncer_node.machine.contributor_notes import ContributorNotes
@@ -137,9 +137,10 @@ class Busy:
     def add(self, fragment: int, learners: Iterable[bytes]) -> None:
         self.by_merger.setdefault(self.merger_of(fragment), set()).update(learners)
 
-    def has_for_all(self, learner: bytes, fragments: list[int]) -> bool:
-        """Whether it is busy with the mergers of all these fragments."""
-        return all(learner in self.by_merger.get(self.merger_of(one), ()) for one in fragments)
+    def for_all(self, fragments: list[int]) -> set[bytes]:
+        """Who is busy with the mergers of all these fragments, of which there is one at least."""
+        mergers = {self.merger_of(one) for one in fragments}
+        return set.intersection(*(self.by_merger.get(one, set()) for one in mergers))
 
     def has(self, learner: bytes, fragment: int, *, is_slow: bool) -> bool:
         """Whether it should not be asked for this fragment now."""
@@ -501,12 +502,14 @@ class Rounds:
                 self._busy(now_s),
                 self.judge.without_say(),
             )
-            asking = [current.fragment for current in collecting if self._places(current)]
-            free = [one for one in able if asking and not busy.has_for_all(one.peer, asking)]
+            places = {current.fragment: self._places(current) for current in collecting}
+            asking = [fragment for fragment, left in places.items() if left]
+            taken = busy.for_all(asking) if asking else set()
+            free = [one for one in able if one.peer not in taken] if asking else []
             for current in collecting:
-                is_full = not self._places(current)
-                current.trusted = current.trusted_of(able, mute, is_full=is_full)
-                self._ask(current, free, busy, mute, now_s)
+                left = places[current.fragment]
+                current.trusted = current.trusted_of(able, mute, is_full=not left)
+                self._ask(current, free, left, busy, mute, now_s)
                 self._look_at(current, able, now_s)
         while may_open and now_s >= self.stalled_until_s:
             fragment = self._next_to_open(now_s)
@@ -520,8 +523,8 @@ class Rounds:
         times = [current.deadline_s(now_s) for current in self.rounds.values()]
         times.append(self.pace.deadline_s(now_s))
         timeout_s = self.spec.pull_timeout_s
-        late = (one for one in self.stragglers.values() if one.is_pending(now_s, timeout_s))
-        times.extend(ticket.asked_s + timeout_s for ticket in late)
+        asked_s = [one.asked_s for one in self.stragglers.values() if one.state in AWAITED]
+        times.extend(at_s + timeout_s for at_s in asked_s if now_s < at_s + timeout_s)
         if self.stalled_until_s > now_s:
             times.append(self.stalled_until_s)
         return min((t for t in times if t is not None), default=None)
@@ -601,15 +604,15 @@ class Rounds:
         """Learners from whom a push is on its way, or was asked for.
 
         With hundreds of learners nearly all of them are busy most of the time, and a syncer looks
-        often: so this is found once for a look, not once for each learner and round.
+        often: so this is found once for a look, not once for each learner and round. Of stragglers
+        there are hundreds; those that came too late are gone by now (`_expire`).
         """
         found = Busy(self.mergers.of)
         for current in self.rounds.values():
             if current.is_collecting:
                 found.add(current.fragment, current.pending(now_s))
-        timeout_s = self.spec.pull_timeout_s
         for (fragment, peer), one in self.stragglers.items():
-            if one.is_pending(now_s, timeout_s):
+            if one.state in AWAITED:
                 found.add(fragment, (peer,))
         return found
 
@@ -652,7 +655,7 @@ class Rounds:
             self.window.opening.observe(self.pace.spacing * step_s)
         mute = self.judge.without_say()
         current.trusted = current.trusted_of(able, mute)
-        self._ask(current, able, self._busy(now_s), mute, now_s)
+        self._ask(current, able, self._places(current), self._busy(now_s), mute, now_s)
         if not live:
             # Nobody trains on: those who leave are all that will hand in anything.
             quorum = min(quorum, max(1, current.hoped_for))
@@ -663,16 +666,18 @@ class Rounds:
         self,
         current: Round,
         able: list[Session],
+        places: int,
         busy: Busy,
         mute: set[bytes],
         now_s: float,
     ) -> None:
         """Ask everybody who can deliver and is not asked by another round right now.
 
+        places: how many more it may ask; nobody looks through a thousand learners for none.
         Slow uplinks are left alone if another fragment is more urgent for them, and so are learners
         whose payloads failed to come, unless the quorum needs them.
         """
-        if not self._places(current):
+        if not places:
             return
         fit = [
             session
@@ -690,7 +695,7 @@ class Rounds:
         ]
         hoped_for = current.hoped_for + sum(session.peer not in mute for session in turn)
         chosen = turn if hoped_for >= current.required(now_s) else fit
-        for session in self._in_turn(chosen, current, mute):
+        for session in self._in_turn(chosen, current, places, mute):
             session.asked[current.fragment] = current.number
             is_trusted = session.peer not in mute
             current.ask(session.peer, now_s, newest=self.last_round, is_trusted=is_trusted)
@@ -699,7 +704,7 @@ class Rounds:
             self.effects.send(session.peer, pull)
 
     def _in_turn(
-        self, able: list[Session], current: Round, mute: Collection[bytes]
+        self, able: list[Session], current: Round, places: int, mute: Collection[bytes]
     ) -> list[Session]:
         """Of these, as many as the round may still ask: whom its fragment asked longest ago first.
 
@@ -711,12 +716,14 @@ class Rounds:
         most = self.spec.participants_max
         if not most:
             return able
-        asked, places = self._asked(current), self._places(current)
+        asked = self._asked(current)
         new_places = most // 2 - sum(not self._is_proven(peer, mute) for peer in asked)
         turn = [(one.asked.get(current.fragment, 0), self.rng.random()) for one in able]
         drawn = [able[at] for at in sorted(range(len(able)), key=turn.__getitem__)]
-        proven = [one for one in drawn if self._is_proven(one.peer, mute)]
-        new = [one for one in drawn if not self._is_proven(one.peer, mute)]
+        proven: list[Session] = []
+        new: list[Session] = []
+        for one in drawn:
+            (proven if self._is_proven(one.peer, mute) else new).append(one)
         hoped_for = len(proven)
         if mute:
             others = (
@@ -734,7 +741,7 @@ class Rounds:
         return [peer for peer, one in current.tickets.items() if one.state is not PullState.FAILED]
 
     def _places(self, current: Round) -> int:
-        """How many more the round may ask. Nobody looks through a thousand learners for nothing."""
+        """How many more the round may ask."""
         most = self.spec.participants_max
         return max(0, most - len(self._asked(current))) if most else limits.LEARNERS_MAX
 
