@@ -173,6 +173,13 @@ class Clockwork:
         return True
 
 
+@functools.lru_cache(maxsize=8)
+def _shared(keys: frozenset[bytes]) -> frozenset[bytes]:
+    """One set for all learners of this process that know of the same ones: two that are equal and
+    not the same are compared key by key, which a daemon with a log of its own never has to."""
+    return keys
+
+
 class Learner:
     """One synthetic learner: the daemon's machine and transport around a clock."""
 
@@ -205,6 +212,9 @@ class Learner:
         """The newest version of each fragment that the parent was told of."""
         self._merged: dict[bytes, memoryview] = {}
         self._giving = Giving(DONATE_MBPS * 1e6 / 8)
+        none: frozenset[bytes] = frozenset()
+        self._here = none, none
+        """Who is here by its log, and the same set as other learners of this process have it."""
         self._fetcher = PayloadFetcher(self.transport, self._fault)
         self.machine: LearnerMachine
         self.driver: Driver
@@ -363,7 +373,9 @@ class Learner:
     def _asks_leader(self, merged: FragmentMerged) -> bool:
         """Whether it is among those that a daemon would have ask the leader first."""
         here = self.machine.context.state.leases.learners
-        return not donors(merged.payload, here, self.identity.key, merged.copies)
+        if here is not self._here[0]:
+            self._here = here, _shared(here)
+        return not donors(merged.payload, self._here[1], self.identity.key, merged.copies)
 
     async def _of_leader(self, merged: FragmentMerged) -> memoryview:
         leader = self.machine.context.leader

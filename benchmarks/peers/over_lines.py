@@ -72,6 +72,9 @@ CASES: Final[Mapping[str, Case]] = {
         dies=True,
     ),
     "large": Case("40 million at 100/20 Mbit/s, 50 ms", dies=True, model="40m"),
+    "large-eight": Case(
+        "eight with 40 million at 100/20 Mbit/s, 50 ms", workers=8, dies=True, model="40m"
+    ),
     "large-campus": Case(
         "40 million at 1 Gbit/s, 10 ms",
         line=CAMPUS,
@@ -113,7 +116,7 @@ def main() -> int:
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
-    parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
+    parser.add_argument("--warm", type=run.some, default=1, help="rounds before those that count")
     parser.add_argument("--target", type=float, default=2.6, help="held-out loss, nats per byte")
     parser.add_argument(
         "--limit-s", type=float, default=600.0, help="for that at most; 0: nothing is trained"

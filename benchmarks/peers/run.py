@@ -223,6 +223,13 @@ def new_folder(text: str) -> Path:
     return folder
 
 
+def some(text: str) -> int:
+    """A number of rounds before those that count: one, or Shoal has no result to look at."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("one at least, for in the first one everybody starts up")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -234,7 +241,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--passes", type=int, default=2, help="turns of each contender")
     parser.add_argument("--rounds", type=int, default=3, help="in each turn")
-    parser.add_argument("--warm", type=int, default=1, help="rounds before those that count")
+    parser.add_argument("--warm", type=some, default=1, help="rounds before those that count")
     parser.add_argument("--no-death", dest="death", action="store_false")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/peers.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs/peers.svg")

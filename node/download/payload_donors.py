@@ -69,28 +69,37 @@ REST_S: Final = 600.0
 """A donor that could not be reached, or said nothing, is asked again after that."""
 
 
-_MIXERS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shifts and factors of the finalizer of splitmix64 (https://prng.di.unimi.it/splitmix64.c)."""
+_MIXERS: Final = tuple(
+    (np.uint64(shift), np.uint64(factor))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+)
+_LAST_SHIFT: Final = np.uint64(31)
+"""The finalizer of splitmix64 (https://prng.di.unimi.it/splitmix64.c)."""
 
 
 def order(payload: Digest, keys: Collection[NodeKey]) -> list[NodeKey]:
     """The keys in the order in which they get this payload."""
-    known, places = _ordered(payload, keys)
-    return [known[at] for at in places.tolist()]
+    known, mixed = _mixed(payload, keys)
+    return [known[at] for at in mixed.argsort().tolist()]
 
 
-def _ordered(payload: Digest, keys: Collection[NodeKey]) -> tuple[list[NodeKey], NDArray[np.intp]]:
-    """The keys in their own order, and who of these comes first, second and so on.
+def _mixed(payload: Digest, keys: Collection[NodeKey]) -> tuple[list[NodeKey], NDArray[np.uint64]]:
+    """The keys in their own order, and a number for each: the smallest gets the payload first.
 
     One for each merge at each of a thousand learners: a hash for each of the keys would cost a
-    hundred times as much. With a number that nobody foresees all places are equally likely.
+    hundred times as much. With a number that nobody foresees all places are equally likely. No two
+    are alike, as no two digests of keys are.
     """
     known, marks = _marked(keys if isinstance(keys, frozenset) else frozenset(keys))
     mixed = marks ^ np.uint64(_number(payload))
+    shifted = np.empty_like(mixed)
     for shift, factor in _MIXERS:
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    return known, mixed.argsort(kind="stable")
+        np.right_shift(mixed, shift, out=shifted)
+        np.bitwise_xor(mixed, shifted, out=mixed)
+        np.multiply(mixed, factor, out=mixed)
+    np.right_shift(mixed, _LAST_SHIFT, out=shifted)
+    np.bitwise_xor(mixed, shifted, out=mixed)
+    return known, mixed
 
 
 @functools.lru_cache(maxsize=4)
@@ -123,9 +132,13 @@ def _rank_and_donors(
     payload: Digest, keys: Collection[NodeKey], own: NodeKey, copies: int
 ) -> tuple[int, tuple[NodeKey, ...]]:
     """The place of a learner in the order, and whom it asks."""
-    known, places = _ordered(payload, keys)
-    rank = int((places == bisect_left(known, own)).argmax())
-    return rank, tuple(known[places[place]] for place in _asked(rank, copies))
+    known, mixed = _mixed(payload, keys)
+    rank = int(np.count_nonzero(mixed < mixed[bisect_left(known, own)]))
+    asked = _asked(rank, copies)
+    if not asked:
+        return rank, ()
+    places = mixed.argpartition(asked)
+    return rank, tuple(known[places[place]] for place in asked)
 
 
 def donors_at(
