@@ -299,12 +299,13 @@ class Driver:
             if self._streams.get(stream.peer) is not stream:
                 return "replaced"
             self.take(machine.Received(stream.peer, message))
-            # Without this nobody would have a turn as long as there are frames in memory.
             spent_s = self._cpu_s() - begun_s
             paused_s = (
                 self._pace.pause_s(stream.peer, spent_s, time.monotonic()) if is_paced else 0.0
             )
-            await asyncio.sleep(paused_s)
+            # Without this nobody would have a turn as long as there are frames in memory.
+            if paused_s or stream.has_frame:
+                await asyncio.sleep(paused_s)
 
 
 def _name_of(event: machine.Event) -> str:

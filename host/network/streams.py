@@ -288,6 +288,12 @@ class ControlStream:
             self.abort(str(error))
             raise
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether `recv` has one to give at once."""
+        held = self._came
+        return len(held) >= 4 and len(held) >= 4 + int.from_bytes(held[:4], "big")
+
     def _take_frame(self) -> bytes | None:
         """The first frame of what has come, if it is whole."""
         held = self._came

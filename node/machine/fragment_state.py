@@ -86,6 +86,14 @@ class LocalFragment:
         return not self.queue and self.delivering == NONE and not self.needs_delivery
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is to be done for it: the inner loop has what is committed, as it is to
+        have it, and nobody asks for a push."""
+        if self.queue or self.pull is not None or self.must_assign:
+            return False
+        return self.standing == self.held != NONE and self.merged_sequence is None
+
+    @property
     def is_moving(self) -> bool:
         """Whether something of it is on its way to or from the inner loop."""
         return self.delivering != NONE or (self.push is not None and self.push.message is None)

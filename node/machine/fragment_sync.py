@@ -143,9 +143,11 @@ class FragmentSync:
             local.must_assign = local.must_assign or local.standing != NONE
 
     def look(self) -> None:
-        """Do for each fragment whatever can be done next."""
+        """Do for each fragment whatever can be done next; most are at rest."""
+        is_freezing = self.freezing is not None
         for local in self.local_fragments:
-            self._pump(local)
+            if is_freezing or not local.is_at_rest:
+                self._pump(local)
 
     def deadline_s(self) -> float | None:
         """When what failed is tried again."""

@@ -48,6 +48,10 @@ class Stream:
         if not stays:
             self.ended.set()
 
+    @property
+    def has_frame(self):
+        return bool(self.frames)
+
     async def recv(self):
         if not self.frames:
             await self.ended.wait()

@@ -72,6 +72,24 @@ def test_frames_come_in_order_also_while_a_peer_reads_slowly(has_turns):
     asyncio.run(play())
 
 
+def test_a_stream_says_whether_a_whole_frame_lies_here():
+    async def play():
+        loop = asyncio.get_running_loop()
+        async with stream_to() as (stream, _, far):
+            assert not stream.has_frame
+            frames = [b"first", b"second", b"third"]
+            told = b"".join(len(one).to_bytes(4, "big") + one for one in frames)
+            await loop.sock_sendall(far, told[:-1])
+            assert await stream.recv() == b"first"
+            assert stream.has_frame
+            assert await stream.recv() == b"second"
+            assert not stream.has_frame, "a byte of the third is missing"
+            await loop.sock_sendall(far, told[-1:])
+            assert await stream.recv() == b"third"
+
+    asyncio.run(play())
+
+
 def test_an_idle_stream_takes_a_frame_without_a_turn_of_its_task():
     async def play():
         async with stream_to() as (stream, counted, _):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from node.machine.fragment_state import NONE, LocalFragment, OpenPush
@@ -30,6 +32,30 @@ def test_the_first_version_held_is_delivered():
 def test_a_track_that_stands_on_what_is_held_is_current(track):
     assert track.is_current
     assert not track.needs_delivery
+
+
+def test_a_track_that_stands_on_what_is_held_is_at_rest_until_something_is_wanted(track):
+    assert track.is_at_rest
+    track.delivering = 1
+    assert track.is_at_rest, "what is on its way needs nothing more"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"held": 2},
+        {"held": NONE, "standing": NONE},
+        {"must_assign": True},
+        {"merged_sequence": 3},
+        {"pull": PULL},
+        {"queue": deque([merged()])},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_track_with_something_to_do_is_not_at_rest(track, change):
+    for name, value in change.items():
+        setattr(track, name, value)
+    assert not track.is_at_rest
 
 
 @pytest.mark.parametrize(
