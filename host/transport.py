@@ -611,7 +611,7 @@ class Transport:
         return self.port
 
     def peers(self) -> list[ConnectedPeer]:
-        """Hosts that we have a connection with, as of the last probe (every 10 s)."""
+        """Hosts that we have a connection with, as of the last look (every 5 s)."""
         return list(self._engine.connected) if self._engine is not None else []
 
     def counters(self, peer: NodeKey) -> tuple[Traffic, Traffic]:

@@ -42,6 +42,9 @@ TABLE_PEER_S = 2.5
 DIAL_S = 15.0
 ENGINE_CALL_S = 5.0
 PROBE_EVERY_S = 10.0
+"""An engine that answered nothing for so long is asked whether it lives."""
+LISTENING_EVERY_S = 30.0
+"""Where it listens changes with the machine's network, and the engine takes a while to say so."""
 GREET_S = 5.0
 STOP_TABLE_S = 3.0
 STOP_ENGINE_S = 5.0
@@ -144,6 +147,8 @@ class Engine:
         self.loss = loss
         self.listening: list[str] = []
         self.connected: list[ConnectedPeer] = []
+        self._answered_s = 0.0
+        """When it last said whom it is connected with."""
         self._options = options
         self._neighbours = Neighbours()
         self._p2p: Any = None
@@ -281,6 +286,8 @@ class Engine:
         """Why the engine was lost; returns when it is."""
         control = self._p2p._client.control
         talking = {control._read_task, control._write_task}
+        clock = asyncio.get_running_loop().time
+        listening_s = clock()
         while True:
             ending = asyncio.ensure_future(self._p2p._child.wait())
             try:
@@ -294,8 +301,11 @@ class Engine:
             if any(task.done() for task in talking):
                 return "the connection to the network engine broke"
             try:
-                await self.refresh()
-                await self._find_listening()
+                if clock() >= self._answered_s + PROBE_EVERY_S:
+                    await self.refresh()
+                if clock() >= listening_s + LISTENING_EVERY_S:
+                    listening_s = clock()
+                    await self._find_listening()
             except TransientError as error:
                 return f"the network engine does not answer ({error})"
 
@@ -304,6 +314,7 @@ class Engine:
         async with self.limited("asking the network engine", ENGINE_CALL_S):
             connector = self._p2p._client.control.daemon_connector
             self.connected = await self._neighbours.ask(connector)
+            self._answered_s = asyncio.get_running_loop().time()
 
     async def _find_listening(self) -> None:
         async with self.limited("asking the network engine", ENGINE_CALL_S):
